@@ -9,6 +9,8 @@ function(levin_require package debian)
   endif()
 endfunction()
 levin_require(nlohmann_json nlohmann-json3-dev)
+set(Boost_NO_BOOST_CMAKE ON)  # headers are all that is used
+levin_require(Boost libboost-dev)
 levin_require(ZLIB zlib1g-dev)
 levin_require(PNG libpng-dev)
 levin_require(JPEG libjpeg-dev)

@@ -23,7 +23,6 @@ if(TARGET levin_program)
 endif()
 install(PROGRAMS tools/fetch_torch DESTINATION ${_private})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/levin)
-install(FILES third_party/httplib/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/levin/licenses RENAME cpp-httplib)
 
 # Public headers, and no others.
 if(Python3_FOUND)

@@ -1,7 +1,6 @@
 #include "levin/generate/engine.h"
 
 #include <algorithm>
-#include <bit>
 #include <condition_variable>
 #include <deque>
 #include <limits>
@@ -27,19 +26,6 @@ using detail::EngineRow;
 using detail::EngineTask;
 using detail::PagedRow;
 
-void check_options(const EngineOptions& o) {
-  LEVIN_CHECK(o.max_rows > 0 && o.prefill_chunk > 0 && o.max_queue > 0,
-              "[engine] max_rows, prefill_chunk and max_queue must be positive");
-  LEVIN_CHECK(o.block_tokens > 0 && std::has_single_bit(static_cast<uint64_t>(o.block_tokens)),
-              "[engine] block_tokens ", o.block_tokens, " must be a power of two");
-  LEVIN_CHECK(o.cache_tokens >= 0, "[engine] cache_tokens ", o.cache_tokens, " must be 0 (as many as fit) or positive");
-  models::cache_dtype_of(o.cache_dtype);
-  LEVIN_CHECK(o.prompt_lookup >= 0, "[engine] prompt_lookup ", o.prompt_lookup, " must not be negative");
-  LEVIN_CHECK(o.prompt_lookup_ngram > 0 && o.draft_tokens > 0,
-              "[engine] prompt_lookup_ngram and draft_tokens must be positive");
-  LEVIN_CHECK(o.prompt_lookup == 0 || !o.draft, "[engine] either prompt_lookup or a draft model guesses");
-}
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -50,6 +36,9 @@ using Rows = std::vector<std::unique_ptr<EngineRow>>;
 constexpr double kDeviceShare = 0.8, kHostShare = 0.25;
 /// Chunks of prompts in a step: at most, and for as many rows behind as ahead.
 constexpr int64_t kMostChunks = 8, kPatience = 4;
+/// Tokens that are scored in a step: beside rows that are written, and alone. And the fraction of max_rows that is
+/// scored at a time beside them.
+constexpr int64_t kScoredBeside = 128, kScoredAlone = 512, kScoredShare = 8;
 /// How much of the speed so far a step keeps.
 constexpr double kKept = 0.95;
 /// How often ranks that wait for the next pass hear that rank 0 is there.
@@ -80,20 +69,6 @@ int64_t count_blocks(const models::Decoder& model, const EngineOptions& options)
   return blocks;
 }
 
-/// The sizes of rank 0, on every rank of the model.
-detail::PagedBatchOptions of_first_rank(const models::Decoder& model, detail::PagedBatchOptions sizes) {
-  if (!model->ranks) return sizes;
-  auto words =
-      at::tensor({sizes.blocks, sizes.block_tokens, sizes.positions, static_cast<int64_t>(sizes.dtype)}, at::kLong);
-  model->ranks->broadcast(words);
-  const auto* at = words.const_data_ptr<int64_t>();
-  return {.blocks = at[0],
-          .block_tokens = at[1],
-          .positions = at[2],
-          .dtype = static_cast<models::CacheDtype>(at[3]),
-          .graphs = sizes.graphs};
-}
-
 std::optional<detail::EngineGuesses> guesses_of(const models::Decoder& model, const EngineOptions& options,
                                                 const detail::PagedBatchOptions& sizes) {
   if (options.draft) detail::check_draft(model->options, options.draft, {});
@@ -115,7 +90,7 @@ struct Engine::State {
         options((check_options(engine_options), engine_options)),
         blocks(count_blocks(model, options), options.block_tokens),
         positions(blocks.pool().total() * options.block_tokens),
-        sizes(of_first_rank(
+        sizes(detail::of_first_rank(
             model,
             {.blocks = blocks.pool().total() + 1,
              .block_tokens = options.block_tokens,
@@ -133,7 +108,8 @@ struct Engine::State {
     const auto& request = task->request;
     detail::GeneratedRow row(model->options, tokenizer, request.options, request.prompt, number);
     auto made = std::make_unique<EngineRow>(EngineRow{.task = std::move(task), .row = std::move(row)});
-    made->sharable = sharable_blocks(static_cast<int64_t>(request.prompt.size()));
+    made->is_scored = request.on_score && number == request.row;
+    made->sharable = made->is_scored ? 0 : sharable_blocks(static_cast<int64_t>(request.prompt.size()));
     made->has_draft = guesses && guesses->has_draft();
     return made;
   }
@@ -154,8 +130,12 @@ struct Engine::State {
   void admit();
   void prefill();
   bool prefill_chunk(bool shortest);
-  std::vector<EngineRow*> chunk_rows(bool shortest);
-  int64_t chunk_of(const EngineRow& row) const;
+  /// One chunk of the prompts that are scored: of few tokens where others are being written.
+  void score();
+  std::vector<EngineRow*> chunk_rows(bool shortest, bool scoring, int64_t limit);
+  int64_t chunk_of(const EngineRow& row, int64_t limit) const;
+  /// Tells the scores of a prompt when all are there. Whether the row is still there.
+  bool tell_scores(EngineRow& row);
   void decode();
   bool find_room(EngineRow& row);
   /// How many tokens of each row may be guessed: blocks that are free are taken for them, none of other rows.
@@ -175,6 +155,10 @@ struct Engine::State {
   void fail(const std::shared_ptr<EngineTask>& task, const std::string& line);
   std::unique_ptr<EngineRow> taken(EngineRow& row);
   void count_step(Clock::time_point start);
+  void count_pass() {
+    const std::lock_guard lock(mutex);
+    ++stats.passes;
+  }
 
   models::Decoder model;
   detail::EvalScope eval;
@@ -207,9 +191,11 @@ void Engine::State::check(const EngineRequest& request) const {
   check_options(o);
   LEVIN_CHECK(o.num_beams == 1, "[engine] beams are not for requests; generate() has them");
   LEVIN_CHECK(tokenizer || o.stop.empty(), "[engine] stop strings need a tokenizer");
+  LEVIN_CHECK(!request.score_only || (request.on_score && o.num_return_sequences == 1),
+              "[engine] score_only needs on_score and a single sequence");
   detail::check_prompt(model->options, request.prompt, "the prompt");
   const auto length = static_cast<int64_t>(request.prompt.size());
-  const auto most = detail::most_new_tokens(model->options, o, length);
+  const auto most = request.score_only ? 1 : detail::most_new_tokens(model->options, o, length);
   LEVIN_CHECK(length + most - 1 <= positions, "[engine] a prompt of ", length, " tokens and ", most,
               " new ones do not fit the cache, which has room for ", positions, " tokens");
 }
@@ -326,25 +312,38 @@ void Engine::State::preempt(EngineRow& row) {
 }
 
 void Engine::State::admit() {
-  while (!waiting.empty() && static_cast<int64_t>(running.size()) < options.max_rows) {
+  const auto is_scoring = [](const auto& row) { return row->is_scoring(); };
+  auto scoring = std::ranges::count_if(running, is_scoring);
+  // Where nothing is written a place is left for who comes next.
+  const bool is_alone = std::ranges::all_of(running, is_scoring) && std::ranges::all_of(waiting, is_scoring);
+  const auto most_scoring = std::max<int64_t>(1, is_alone ? options.max_rows - 1 : options.max_rows / kScoredShare);
+  for (auto at = waiting.begin(); at != waiting.end() && std::ssize(running) < options.max_rows;) {
+    auto& row = **at;
+    // Many texts to score do not keep others from being written.
+    if (row.is_scoring() && scoring >= most_scoring) {
+      ++at;
+      continue;
+    }
     // Rows that run need blocks soon: without one for each, a new row would only be preempted.
-    auto& row = *waiting.front();
-    if (!blocks.admit(row, static_cast<int64_t>(running.size()))) return;
+    if (!blocks.admit(row, std::ssize(running))) return;
+    scoring += row.is_scoring() ? 1 : 0;
     {
       const std::lock_guard lock(mutex);
       stats.prefix_hit_tokens += row.computed;
     }
-    running.push_back(std::move(waiting.front()));
-    waiting.pop_front();
+    running.push_back(std::move(*at));
+    at = waiting.erase(at);
   }
 }
 
 /// Tokens of a row that a pass may take.
-int64_t Engine::State::chunk_of(const EngineRow& row) const {
-  auto tokens = std::min(row.remaining(), options.prefill_chunk);
+int64_t Engine::State::chunk_of(const EngineRow& row, int64_t limit) const {
+  auto tokens = std::min(row.remaining(), limit);
+  // Nothing follows the last token.
+  if (row.is_scoring() && row.task->request.score_only) tokens = std::min(tokens, row.remaining() - 1);
   // Whole blocks, where others may wait for them.
   const auto behind = (row.computed + tokens) % options.block_tokens;
-  if (tokens < row.remaining() && behind < tokens) tokens -= behind;
+  if (!row.is_scoring() && tokens < row.remaining() && behind < tokens) tokens -= behind;
   const auto prompt = row.row.sampled.prompt_length();
   // Dynamic scaling: what was generated before a preemption has other angles than the prompt.
   if (batch.goes_alone(prompt) && row.computed < prompt) tokens = std::min(tokens, prompt - row.computed);
@@ -353,11 +352,12 @@ int64_t Engine::State::chunk_of(const EngineRow& row) const {
 
 /// The rows of the next chunk: the oldest one whose prompt is not done, or the one that has the least to do, and those
 /// that fit beside it.
-std::vector<EngineRow*> Engine::State::chunk_rows(bool shortest) {
+std::vector<EngineRow*> Engine::State::chunk_rows(bool shortest, bool scoring, int64_t limit) {
   std::vector<EngineRow*> candidates, rows;
   int64_t found = 0;
   for (const auto& row : running) {
-    if (row->remaining() > 1) found += blocks.match(*row);
+    if (row->remaining() <= 1 || row->is_scoring() != scoring) continue;
+    found += blocks.match(*row);
     if (row->remaining() > 1) candidates.push_back(row.get());
   }
   if (found > 0) {
@@ -370,8 +370,8 @@ std::vector<EngineRow*> Engine::State::chunk_rows(bool shortest) {
   for (auto* row : candidates) {
     const bool alone = batch.goes_alone(row->row.sampled.prompt_length());
     if (alone && !rows.empty()) continue;
-    const auto wide = std::max(width, chunk_of(*row));
-    if (!rows.empty() && wide * static_cast<int64_t>(rows.size() + 1) > options.prefill_chunk) continue;
+    const auto wide = std::max(width, chunk_of(*row, limit));
+    if (!rows.empty() && wide * static_cast<int64_t>(rows.size() + 1) > limit) continue;
     // What another row is about to compute is found after this pass.
     if (std::ranges::any_of(rows, [&](const auto* other) { return blocks.computes_same(*other, *row); })) continue;
     rows.push_back(row);
@@ -382,18 +382,51 @@ std::vector<EngineRow*> Engine::State::chunk_rows(bool shortest) {
 }
 
 bool Engine::State::prefill_chunk(bool shortest) {
-  const auto rows = chunk_rows(shortest);
+  const auto rows = chunk_rows(shortest, false, options.prefill_chunk);
   if (rows.empty()) return false;
   std::vector<int64_t> tokens;
-  for (const auto* row : rows) tokens.push_back(chunk_of(*row));
+  for (const auto* row : rows) tokens.push_back(chunk_of(*row, options.prefill_chunk));
   pass(rows, tokens, false);
   return true;
 }
 
+void Engine::State::score() {
+  std::vector<EngineRow*> scoring;
+  for (const auto& row : running)
+    if (row->is_scored) scoring.push_back(row.get());
+  if (scoring.empty()) return;
+  // A prompt of one token has nothing to score.
+  for (auto* row : scoring) tell_scores(*row);
+  const bool is_alone = std::ranges::all_of(running, [](const auto& row) { return row->is_scoring(); });
+  const auto limit = std::min(options.prefill_chunk, is_alone ? kScoredAlone : kScoredBeside);
+  const auto rows = chunk_rows(false, true, limit);
+  if (rows.empty()) return;
+  std::vector<int64_t> tokens;
+  for (const auto* row : rows) tokens.push_back(chunk_of(*row, limit));
+  pass(rows, tokens, false);
+}
+
+bool Engine::State::tell_scores(EngineRow& row) {
+  if (!row.is_scored || row.is_scoring()) return true;
+  row.is_scored = false;
+  const auto task = row.task;  // the row may go
+  try {
+    task->request.on_score(std::move(row.score));
+  } catch (const std::exception& error) {
+    fail(task, error.what());
+    return false;
+  }
+  if (!task->request.score_only) return true;
+  row.row.result.finish_reason = "length";
+  end(row);
+  return false;
+}
+
 void Engine::State::prefill() {
   // Chunks hold up those who decode, and a step of few rows takes as long as one of many: few wait for many.
-  const auto behind = std::ranges::count_if(running, [](const auto& row) { return row->remaining() > 1; });
-  const auto ahead = static_cast<int64_t>(running.size()) - behind;
+  const auto is_read = [](const auto& row) { return !row->is_scoring() && row->remaining() > 1; };
+  const auto is_written = [](const auto& row) { return row->remaining() == 1; };
+  const auto behind = std::ranges::count_if(running, is_read), ahead = std::ranges::count_if(running, is_written);
   const auto chunks = std::min(kMostChunks, 1 + kPatience * behind / (ahead + 1));
   // In turns, so that a short prompt overtakes a long one, and a long one still gets its turn.
   for (int64_t i = 0; i < chunks && prefill_chunk((steps + static_cast<uint64_t>(i)) % 2 == 1); ++i) {
@@ -450,27 +483,38 @@ std::vector<int64_t> Engine::State::guessable(const std::vector<EngineRow*>& row
 
 void Engine::State::pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode) {
   std::vector<PagedRow> parts;
-  for (size_t i = 0; i < rows.size(); ++i)
-    parts.push_back({.ids = &rows[i]->ids(),
-                     .begin = rows[i]->computed,
-                     .end = rows[i]->computed + tokens[i],
-                     .blocks = &rows[i]->blocks,
-                     .prompt_length = rows[i]->row.sampled.prompt_length()});
+  std::vector<std::shared_ptr<EngineTask>> tasks;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = *rows[i];
+    const auto end = row.computed + tokens[i];
+    parts.push_back({.ids = &row.ids(),
+                     .begin = row.computed,
+                     .end = end,
+                     .blocks = &row.blocks,
+                     .prompt_length = row.row.sampled.prompt_length(),
+                     .kept = row.is_scoring() ? std::max<int64_t>(1, end - std::max(row.computed, row.scored())) : 1});
+    tasks.push_back(row.task);
+  }
   std::vector<EngineRow*> drawing;
   std::vector<int64_t> places;
+  count_pass();
   try {
     auto logits = is_decode ? batch.decode(parts) : batch.prefill(parts);
     if (guesses && !is_decode) guesses->read_along(rows, parts);
+    int64_t seen = 0;  // of the logits
     for (size_t i = 0; i < rows.size(); ++i) {
+      seen += parts[i].kept;
+      if (tasks[i]->has_failed) continue;  // with another of its sequences: the row is gone
       rows[i]->computed = parts[i].end;
       blocks.publish(*rows[i]);
-      if (rows[i]->remaining() > 0) continue;
+      if (rows[i]->is_scoring())
+        detail::take_scores(*rows[i], logits.slice(0, seen - parts[i].kept, seen), parts[i].end - parts[i].kept);
+      if (!tell_scores(*rows[i]) || rows[i]->remaining() > 0) continue;
       drawing.push_back(rows[i]);
-      places.push_back(static_cast<int64_t>(i));
+      places.push_back(seen - 1);
     }
     if (drawing.empty()) return;
-    if (drawing.size() < rows.size())
-      logits = logits.index_select(0, at::tensor(places, at::kLong).to(logits.device()));
+    if (std::ssize(drawing) < seen) logits = logits.index_select(0, at::tensor(places, at::kLong).to(logits.device()));
     draw(logits, drawing);
   } catch (const std::exception& error) {
     fail_pass(rows, error);
@@ -502,6 +546,7 @@ void Engine::State::pass_guessed(const std::vector<EngineRow*>& rows, std::vecto
     drawing.push_back(&rows[i]->row.sampled);
     tasks.push_back(rows[i]->task);
   }
+  count_pass();
   try {
     auto taken = detail::agreed(batch.decode_several(parts), drawing, {.ids = guessed});
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -603,7 +648,7 @@ void follow_engine(models::Decoder model) {
   LEVIN_CHECK(model->ranks && model->ranks->rank() > 0, "[engine] follow_engine is for ranks other than 0");
   const c10::AutoGradMode no_grad(false);
   const detail::EvalScope eval(model);
-  detail::PagedBatch(model, of_first_rank(model, {})).follow();
+  detail::PagedBatch(model, detail::of_first_rank(model, {})).follow();
 }
 
 void Engine::warm_up(int64_t tokens) {
@@ -627,6 +672,7 @@ bool Engine::step() {
   s.receive();
   s.admit();
   s.prefill();
+  s.score();
   s.decode();
   s.receive();  // who left meanwhile frees its place now
   ++s.steps;

@@ -43,6 +43,14 @@ struct EngineOptions {
 /// Throws an Error of one line where a value is not allowed.
 void check_options(const EngineOptions& options);
 
+/// The tokens of a prompt under the model.
+struct PromptScore {
+  /// Of each token after the first: its log probability, given those before it.
+  std::vector<double> logprobs = {};
+  /// With top_logprobs: the likeliest tokens in their places, best first.
+  std::vector<std::vector<std::pair<int64_t, double>>> top_logprobs = {};
+};
+
 /// Callbacks run in the thread of Engine::step(), and may call submit() and cancel().
 struct EngineRequest {
   std::vector<int64_t> prompt = {};
@@ -51,6 +59,10 @@ struct EngineRequest {
   GenerateOptions options = {};
   /// For every token; GeneratedToken::row is `row` and those behind it. False ends the sequence as "cancelled".
   OnToken on_token = {};
+  /// Where it is there the prompt is scored: told once, before the first token.
+  std::function<void(PromptScore)> on_score = {};
+  /// With on_score and a single sequence: it ends behind that as "length", without a token.
+  bool score_only = false;
   /// For each of num_return_sequences sequences as it ends, also when it was cancelled; Generated::row says which.
   std::function<void(const Generated&)> on_done = {};
   /// Once, in place of what on_done has not told yet: one line on what went wrong with the request.
@@ -71,15 +83,16 @@ struct EngineStats {
   /// Blocks of the cache: held by rows, kept for prompts to come, and all.
   int64_t blocks_used = 0, blocks_cached = 0, blocks_total = 0;
   int64_t cache_bytes = 0;
-  int64_t steps = 0;
+  /// Steps, and the passes through the model that they had.
+  int64_t steps = 0, passes = 0;
   /// New tokens per second of the last steps.
   double tokens_per_second = 0;
 };
 
 /// Requests that come at any time and share a model: rows join and leave at every step, prompts go through the model in
-/// chunks between decode steps, keys and values lie in blocks of one cache. What a request gives does not depend on its
-/// company. Older requests go first: when blocks run out, the youngest row gives up its own and is computed again
-/// later.
+/// chunks between decode steps (prompts that are scored in smaller ones), keys and values lie in blocks of one cache.
+/// What a request gives does not depend on its company. Older requests go first: when blocks run out, the youngest row
+/// gives up its own and is computed again later.
 ///
 ///     levin::Engine engine(model.decoder, &tokenizer, {.max_rows = 32});
 ///     engine.submit({.prompt = ids, .options = {.max_new_tokens = 64}, .on_done = [](const auto& row) { ... }});

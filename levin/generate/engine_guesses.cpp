@@ -24,6 +24,7 @@ void EngineGuesses::read_along(std::span<EngineRow* const> rows, std::span<const
     // A row that is longer than the draft's context continues without guesses.
     if (rows[i]->drafted != parts[i].begin || (context_ > 0 && parts[i].end > context_)) continue;
     read.push_back(parts[i]);
+    read.back().kept = 1;
     readers.push_back(rows[i]);
   }
   if (read.empty()) return;

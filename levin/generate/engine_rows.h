@@ -36,6 +36,9 @@ struct EngineRow {
   /// Blocks from the first on that are known to the pool, or were found there, and what follows them.
   int64_t known = 0;
   BlockPool::Node node = 0;
+  /// The prompt is scored, and these are the scores so far; a preemption does not lose them.
+  bool is_scored = false;
+  PromptScore score = {};
   /// Blocks that may be shared at most: those whose numbers depend on their tokens alone.
   int64_t sharable = 0;
 
@@ -43,9 +46,16 @@ struct EngineRow {
   int64_t length() const { return static_cast<int64_t>(ids().size()); }
   /// Tokens that have to go through the model before the next one is drawn.
   int64_t remaining() const { return length() - computed; }
+  /// Tokens of the prompt whose score is known; nothing scores the first one.
+  int64_t scored() const { return static_cast<int64_t>(score.logprobs.size()); }
+  /// Whether scores are missing.
+  bool is_scoring() const { return is_scored && scored() + 1 < row.sampled.prompt_length(); }
   /// Tokens that others may take over.
   int64_t readable() const { return has_draft ? std::min(computed, drafted) : computed; }
 };
+
+/// Takes the scores of a prompt in: logits [N, V] behind its tokens from `first` on.
+void take_scores(EngineRow& row, const Tensor& logits, int64_t first);
 
 /// Blocks of rows: how they are had, shared and given back.
 class RowBlocks {

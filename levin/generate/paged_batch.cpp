@@ -21,6 +21,19 @@ int64_t longest_of(std::span<const PagedRow> rows) {
 
 }  // namespace
 
+PagedBatchOptions of_first_rank(const models::Decoder& model, PagedBatchOptions sizes) {
+  if (!model->ranks) return sizes;
+  auto words =
+      at::tensor({sizes.blocks, sizes.block_tokens, sizes.positions, static_cast<int64_t>(sizes.dtype)}, at::kLong);
+  model->ranks->broadcast(words);
+  const auto* at = words.const_data_ptr<int64_t>();
+  return {.blocks = at[0],
+          .block_tokens = at[1],
+          .positions = at[2],
+          .dtype = static_cast<models::CacheDtype>(at[3]),
+          .graphs = sizes.graphs};
+}
+
 PagedBatch::PagedBatch(models::Decoder model, const PagedBatchOptions& options)
     : model_(std::move(model)),
       options_(options),
@@ -81,7 +94,7 @@ Tensor PagedBatch::run_prefill(std::span<const PagedRow> rows, bool all) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto& row = rows[i];
     const auto length = row.end - row.begin;
-    for (auto t = all ? 0 : length - 1; t < length; ++t) kept.push_back(static_cast<int64_t>(i) * width + t);
+    for (auto t = all ? 0 : length - row.kept; t < length; ++t) kept.push_back(static_cast<int64_t>(i) * width + t);
     // What fills a row up is its last token once more. Rows that see themselves only see it behind them, and it writes
     // behind them, to slots that are written again or to block 0. Else it is at the place of the last token, sees what
     // that sees, and writes the same numbers.

@@ -22,6 +22,9 @@ struct PagedBatchOptions {
   bool graphs = true;
 };
 
+/// The sizes of rank 0, on every rank of the model.
+PagedBatchOptions of_first_rank(const models::Decoder& model, PagedBatchOptions sizes);
+
 /// Passes of rows through a model whose keys and values lie in blocks. Block 0 belongs to nobody: rows that fill up a
 /// graph write there.
 class PagedBatch {
@@ -29,7 +32,7 @@ class PagedBatch {
   PagedBatch(models::Decoder model, const PagedBatchOptions& options);
   ~PagedBatch();
 
-  /// Tokens of each row: float32 logits [rows, V] behind the last one of each.
+  /// Tokens of each row: float32 logits behind the last `kept` ones of each, in one list [all kept, V].
   Tensor prefill(std::span<const PagedRow> rows);
   /// One token of each row.
   Tensor decode(std::span<const PagedRow> rows);

@@ -17,6 +17,8 @@ struct PagedRow {
   const std::vector<int64_t>* blocks;
   /// Tokens of its prompt, which dynamic rotary scaling depends on.
   int64_t prompt_length;
+  /// Of a prefill: logits are for this many of its last tokens.
+  int64_t kept = 1;
 };
 
 enum class PassKind : int64_t { kNone, kPrefill, kDecode, kDecodeSeveral, kEnd };

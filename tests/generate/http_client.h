@@ -44,6 +44,8 @@ class HttpConnection {
     if (socket_ >= 0) ::close(socket_);
     socket_ = -1;
   }
+  /// The other side sees the end of what this one says, and may still answer.
+  void end_writing() { ::shutdown(socket_, SHUT_WR); }
   bool send(std::string_view text) {
     while (!text.empty()) {
       const auto sent = ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);

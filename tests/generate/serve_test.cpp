@@ -1,19 +1,27 @@
 // levin serve, within this process: real connections to a tiny model.
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/generate/generate.h"
+#include "levin/generate/serve/api_error.h"
+#include "levin/generate/serve/embedding_rows.h"
+#include "levin/generate/serve/model_thread.h"
 #include "levin/generate/serve/server.h"
 #include "levin/models/language_score.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/temporary_folder.h"
 #include "tests/generate/http_client.h"
@@ -258,6 +266,16 @@ TEST_F(ServeTest, RefusesWhatIsWrongByItsName) {
       {text, R"({"prompt": "x", "logit_bias": {"x": -100}})", 400, "logit_bias"},
       {text, R"({"prompt": "x", "best_of": 2})", 400, "best_of"},
       {text, R"({"prompt": "x", "suffix": "y"})", 400, "suffix"},
+      {text, R"({"prompt": "x", "response_format": {"type": "json_object"}})", 400, "response_format"},
+      {text, R"({"prompt": "x", "guided_json": {"type": "object"}})", 400, "guided_json"},
+      {text, R"({"prompt": "x", "use_beam_search": true})", 400, "use_beam_search"},
+      {chat, R"({"messages": [{"role": "user", "content": "Hi"}], "tool_choice": "required"})", 400, "tool_choice"},
+      {chat, R"({"messages": [{"role": "user", "content": "Hi"}], "modalities": ["text", "audio"]})", 400,
+       "modalities"},
+      {chat, R"({"messages": [{"role": "user", "content": "Hi"}], "audio": {"voice": "alloy"}})", 400, "audio"},
+      {chat, R"({"messages": [{"role": "user", "content": "Hi"}], "web_search_options": {}})", 400,
+       "web_search_options"},
+      {chat, R"({"messages": [{"role": "user", "content": "Hi"}], "guided_regex": "a+"})", 400, "guided_regex"},
       {chat, R"({"messages": "Hi"})", 400, "messages"},
       {chat, R"({"messages": []})", 400, "messages"},
       {chat, R"({"messages": ["Hi"]})", 400, "messages[0]"},
@@ -279,7 +297,14 @@ TEST_F(ServeTest, RefusesWhatIsWrongByItsName) {
     EXPECT_EQ(reply.error("type"), "invalid_request_error") << one.body;
   }
   EXPECT_EQ(server_->stats().steps, 0);
-  EXPECT_EQ(get("/v1/completions").status, 404);
+  // What asks for nothing is no matter.
+  EXPECT_EQ(post(text, R"({"prompt": "x", "max_tokens": 1, "suffix": "", "response_format": {"type": "text"}})").status,
+            200);
+  EXPECT_EQ(post(chat, R"({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "tools": [{}],
+                           "tool_choice": "none", "modalities": ["text"]})")
+                .status,
+            200);
+  EXPECT_EQ(get("/v1/completions").status, 405);
   // A bias decides where it is large enough; a word that is not to come does not.
   const auto biased = post(text, R"({"prompt": "x", "max_tokens": 3, "temperature": 0, "logit_bias": {"65": 100}})");
   const auto word = biased.json()["choices"][0]["text"].get<std::string>();
@@ -364,6 +389,10 @@ TEST_F(ServeTest, AsksForItsKey) {
     EXPECT_EQ(get(path, {"Authorization: Bearer "}).status, 401);
     EXPECT_EQ(get(path, {"Authorization: Basic sk-secret"}).status, 401);
     EXPECT_EQ(get(path, {"Authorization: Bearer sk-secret"}).status, 200);
+    EXPECT_EQ(get(path, {"Authorization: bearer sk-secret"}).status, 200);
+    EXPECT_EQ(get(path, {"Authorization: BEARER  sk-secret"}).status, 200);
+    EXPECT_EQ(get(path, {"x-api-key: sk-secret"}).status, 200);
+    EXPECT_EQ(get(path, {"x-api-key: sk-wrong"}).error("code"), "invalid_api_key");
   }
   EXPECT_EQ(get("/health").status, 200);
   EXPECT_EQ(get("/").status, 200);
@@ -383,7 +412,7 @@ TEST_F(ServeTest, PagesOfOtherSitesReachNothing) {
 
 TEST_F(ServeTest, ThePageNeedsNothingFromElsewhere) {
   start();
-  for (const auto* path : {"/", "/page.css", "/page.js", "/icon.svg"}) {
+  for (const auto* path : {"/", "/page.css", "/page.js", "/page.markdown.js", "/icon.svg"}) {
     const auto reply = get(path);
     EXPECT_EQ(reply.status, 200);
     EXPECT_THAT(reply.head, AllOf(HasSubstr("Content-Security-Policy: default-src 'none'"), HasSubstr("nosniff")));
@@ -405,6 +434,185 @@ TEST_F(ServeTest, EchoedLogprobsAreThoseOfTheModel) {
   for (size_t t = 0; t < expected.size(); ++t) EXPECT_NEAR(found[t + 1].get<double>(), expected[t], 1e-4);
   EXPECT_EQ(reply.json()["usage"]["completion_tokens"], 0);
   EXPECT_THAT(completed(R"({"prompt": "The sea", "echo": true, "max_tokens": 3})"), StartsWith("The sea"));
+}
+
+/// 40 prompts of 400 tokens to score.
+std::string scores_body() {
+  std::vector<std::string> prompts(40, std::string(400, 'x'));
+  return nlohmann::json{{"prompt", prompts}, {"echo", true}, {"max_tokens", 0}, {"logprobs", 1}}.dump();
+}
+
+TEST_F(ServeTest, ScoresAreRowsLikeAnyOther) {
+  start({.engine = {.max_rows = 8}, .max_queue = 40});
+  // A stream beside them has a token at every step.
+  HttpConnection stream(server_->port());
+  stream.send(http_text("POST", "/v1/completions",
+                        R"({"prompt": "x", "max_tokens": 500, "ignore_eos": true, "stream": true})"));
+  ASSERT_TRUE(soon([&] { return server_->stats().generated_tokens > 0; }));
+  HttpReply reply;
+  std::thread client([&] { reply = post("/v1/completions", scores_body()); });
+  EXPECT_TRUE(soon([&] { return server_->stats().waiting > 20; }));
+  EXPECT_EQ(post("/v1/completions", scores_body()).status, 429);
+  const auto begin = server_->stats();
+  client.join();
+  const auto end = server_->stats();
+  const auto steps = end.steps - begin.steps;
+  EXPECT_GT(steps, 30);
+  // Unless the stream ended first, which takes as many steps.
+  if (end.running > 0) {
+    EXPECT_GE(end.generated_tokens - begin.generated_tokens, steps - 2);
+  }
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.json()["choices"][39]["logprobs"]["token_logprobs"].size(), 400u);
+  std::string text;
+  while (text.find("[DONE]") == text.npos && stream.receive(text)) {
+  }
+  EXPECT_THAT(text, HasSubstr("[DONE]"));
+}
+
+TEST_F(ServeTest, ScoresOfAClientThatLeftEnd) {
+  start();
+  HttpConnection connection(server_->port());
+  connection.send(http_text("POST", "/v1/completions", scores_body()));
+  ASSERT_TRUE(soon([&] { return server_->stats().running > 0; }));
+  connection.close();
+  ASSERT_TRUE(soon([&] { return server_->stats().running + server_->stats().waiting == 0; }));
+  EXPECT_GT(server_->stats().cancelled, 0);
+  EXPECT_EQ(server_->stats().finished + server_->stats().cancelled, 40);
+}
+
+TEST_F(ServeTest, ScoresDoNotHoldUpTheEnd) {
+  start({.shutdown_timeout = std::chrono::seconds(0)});
+  HttpReply reply;
+  std::thread client([&] { reply = post("/v1/completions", scores_body()); });
+  ASSERT_TRUE(soon([&] { return server_->stats().running > 0; }));
+  server_->stop();
+  stopped_ = true;
+  client.join();
+  EXPECT_EQ(reply.status, 503) << reply.body;
+  EXPECT_LT(server_->stats().finished, 40);
+}
+
+TEST_F(ServeTest, EchoedStreamsBeginWithTheirScores) {
+  start();
+  const std::string fields = R"("prompt": ["The sea", "x"], "echo": true, "logprobs": 1, "max_tokens": 4, "seed": 1)";
+  const auto whole = post("/v1/completions", "{" + fields + "}").json();
+  const auto reply = post("/v1/completions", "{" + fields + R"(, "stream": true})");
+  std::vector<std::string> texts(2);
+  std::vector<size_t> tokens(2);
+  for (const auto& event : events_of(reply.body)) {
+    const auto& choice = event["choices"][0];
+    texts[choice["index"]] += choice["text"].get<std::string>();
+    if (!choice["logprobs"].is_null()) tokens[choice["index"]] += choice["logprobs"]["tokens"].size();
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(whole["choices"][i]["text"], texts[i]);
+    EXPECT_EQ(whole["choices"][i]["logprobs"]["tokens"].size(), tokens[i]);
+  }
+}
+
+TEST_F(ServeTest, EmbeddingsTakeTurns) {
+  start({}, kTests / "models/fixtures/language/bert");
+  serve::EmbeddingRows rows(*model_, {});
+  std::vector<size_t> order;
+  const auto request = [&](size_t name, size_t count) {
+    return serve::EmbeddingRows::Request{
+        .rows = std::vector<std::vector<int64_t>>(count, {1, 2, 3}),
+        .on_vector = [&order, name](size_t, const at::Tensor&) { order.push_back(name); }};
+  };
+  rows.submit(request(0, 500));
+  rows.submit(request(1, 2));
+  const auto third = rows.submit(request(2, 500));
+  EXPECT_EQ(rows.stats().waiting, 1002);
+  ASSERT_TRUE(rows.step());
+  EXPECT_EQ(order.size(), serve::EmbeddingRows::kStepRows);
+  EXPECT_EQ(std::ranges::count(order, 1u), 2);
+  rows.cancel(third);
+  EXPECT_LT(rows.stats().waiting, 500);
+  while (rows.step()) {
+  }
+  EXPECT_EQ(std::ranges::count(order, 0u), 500);
+  EXPECT_LT(std::ranges::count(order, 2u), 40);
+  EXPECT_EQ(rows.stats().waiting + rows.stats().running, 0);
+  EXPECT_EQ(rows.stats().finished + rows.stats().cancelled, 1002);
+}
+
+/// A request whose client is told nothing.
+struct Silent final : serve::Generation {
+  using Generation::Generation;
+  void advance() override {}
+};
+
+TEST(ModelThread, EmbeddingsAreCountedRefusedAndCancelled) {
+  auto model = models::open_model(kTests / "models/fixtures/language/bert", {.head = "none"});
+  serve::EmbeddingRows rows(model, {});
+  serve::ModelThread thread({.embeddings = &rows, .most = 100});
+  std::atomic<bool> is_busy = true;
+  std::thread busy([&] {
+    thread.run([&] {
+      while (is_busy) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  });
+  const serve::EmbeddingRequest asked{.rows = std::vector<std::vector<int64_t>>(500, {1, 2})};
+  // More than the queue has room for, but nobody else waits.
+  const auto one = std::make_shared<Silent>(asked.rows.size(), false);
+  thread.begin(one, asked);
+  EXPECT_EQ(thread.stats().waiting + thread.stats().running, 500);
+  try {
+    thread.begin(std::make_shared<Silent>(asked.rows.size(), false), asked);
+    ADD_FAILURE() << "taken";
+  } catch (const serve::ApiError& error) {
+    EXPECT_EQ(error.status(), 429);
+  }
+  thread.end(one);
+  EXPECT_EQ(thread.disconnected(), 1);
+  is_busy = false;
+  busy.join();
+  for (int i = 0; i < 1000 && thread.stats().running > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(thread.stats().waiting, 0);
+  EXPECT_EQ(thread.stats().cancelled + thread.stats().finished, 500);
+  EXPECT_GT(thread.stats().cancelled, 400);
+}
+
+std::atomic<bool> is_held = false;
+
+/// The threads of this process.
+std::set<int> threads_now() {
+  std::set<int> ids;
+  for (const auto& entry : fs::directory_iterator("/proc/self/task")) ids.insert(std::stoi(entry.path().filename()));
+  return ids;
+}
+
+TEST_F(ServeTest, HealthIsThatOfTheModelsThread) {
+  struct sigaction action = {};
+  action.sa_handler = [](int) {
+    while (is_held) usleep(1000);
+  };
+  sigaction(SIGUSR1, &action, nullptr);
+  const auto before = threads_now();
+  model_ = models::open_model(kTests / "generate/fixtures/chat");
+  server_ = std::make_unique<Server>(*model_, std::nullopt, ServeOptions{.port = 0});
+  auto made = threads_now();
+  running_ = std::thread([this] { server_->run(); });
+  EXPECT_EQ(get("/health").status, 200);
+  // All that a server has besides the thread of its connections.
+  is_held = true;
+  for (const int id : made)
+    if (!before.contains(id)) syscall(SYS_tgkill, getpid(), id, SIGUSR1);
+  const auto start = std::chrono::steady_clock::now();
+  const auto reply = get("/health");
+  is_held = false;
+  EXPECT_EQ(reply.status, 503);
+  EXPECT_EQ(reply.error("code"), "model_stalled");
+  EXPECT_GT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
+  EXPECT_EQ(get("/health").status, 200);
+}
+
+TEST(ServeOptions, AQueueBeyondThatOfTheEngineIsRefused) {
+  EXPECT_THAT(error_of([] { check_options(ServeOptions{.engine = {.max_queue = 10}, .max_queue = 11}); }),
+              HasSubstr("max_queue 11 is more than engine.max_queue 10"));
+  check_options(ServeOptions{.engine = {.max_queue = 10}, .max_queue = 10});
 }
 
 TEST_F(ServeTest, EmbeddingsAreThoseOfTheEncoder) {

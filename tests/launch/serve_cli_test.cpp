@@ -108,7 +108,16 @@ TEST(ServeCli, RanksThatHaveTheModelTogetherAnswerTheSame) {
   ASSERT_NE(shared, 0) << two.err();
   const auto expected = ask(port).json()["choices"], found = ask(shared).json()["choices"];
   EXPECT_EQ(found, expected);
-  EXPECT_EQ(http(shared, "POST", "/v1/completions", R"({"prompt": "x", "echo": true, "logprobs": 1})").status, 400);
+  // What is scored goes through the ranks as well.
+  const auto score = [](int to) {
+    return http(to, "POST", "/v1/completions",
+                R"({"prompt": "The sea", "echo": true, "max_tokens": 0, "logprobs": 1})");
+  };
+  const auto alone = score(port).json()["choices"][0]["logprobs"],
+             together = score(shared).json()["choices"][0]["logprobs"];
+  ASSERT_EQ(together["tokens"], alone["tokens"]);
+  for (size_t t = 1; t < alone["tokens"].size(); ++t)
+    EXPECT_NEAR(together["token_logprobs"][t].get<double>(), alone["token_logprobs"][t].get<double>(), 1e-4);
   one.signal(SIGTERM);
   EXPECT_EQ(one.wait(), 0);
   // A rank that dies ends the server, by a line that names it.

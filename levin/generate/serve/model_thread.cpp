@@ -3,12 +3,10 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <poll.h>
 
 #include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/generate/sampler.h"
-#include "levin/generate/serve/api_error.h"
 
 namespace levin::serve {
 namespace {
@@ -17,141 +15,226 @@ constexpr std::chrono::milliseconds kIdle{20};
 
 }  // namespace
 
-Generation::Generation(size_t sequences, bool streamed, int socket)
-    : sequences_(sequences), streamed_(streamed), socket_(socket), results_(sequences) {}
+Generation::Generation(size_t sequences, bool streamed)
+    : sequences_(sequences), streamed_(streamed), results_(sequences), vectors_(sequences) {}
+
+std::vector<Piece> Generation::take_pieces() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(pieces_, {});
+}
+
+bool Generation::is_scored() const {
+  const std::lock_guard lock(mutex_);
+  return unscored_ == 0;
+}
 
 bool Generation::has_ended() const {
-  return ended_ == sequences_ || failed_status_ != 0;
+  const std::lock_guard lock(mutex_);
+  return ended_locked();
 }
 
-bool Generation::take(std::vector<Piece>& pieces) {
-  pieces.clear();
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !pieces_.empty() || has_ended(); });
-  if (failed_status_) throw ApiError(failed_status_, failure_);
-  pieces.swap(pieces_);
-  return !pieces.empty();
+std::optional<ApiError> Generation::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
 }
 
-std::vector<Generated> Generation::wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return has_ended(); });
-  if (failed_status_) throw ApiError(failed_status_, failure_);
+std::vector<Generated> Generation::take_results() {
+  const std::lock_guard lock(mutex_);
   return std::move(results_);
 }
 
+std::vector<PromptScore> Generation::take_scores() {
+  const std::lock_guard lock(mutex_);
+  return std::move(scores_);
+}
+
+std::vector<at::Tensor> Generation::take_vectors() {
+  const std::lock_guard lock(mutex_);
+  return std::move(vectors_);
+}
+
 std::optional<Generation::Clock::time_point> Generation::first_token() const {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   return first_;
 }
 
 bool Generation::on_token(const GeneratedToken& token) {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   if (!first_) first_ = Clock::now();
-  if (!streamed_) return failed_status_ == 0;
+  if (!streamed_) return !failure_;
   pieces_.push_back({.sequence = token.row,
                      .id = token.id,
                      .logprob = token.logprob,
                      .top_logprobs = {token.top_logprobs.begin(), token.top_logprobs.end()},
                      .text = token.text,
                      .finish_reason = token.finish_reason});
-  changed_.notify_one();
-  return failed_status_ == 0;
+  has_news_ = true;
+  return !failure_;
 }
 
 void Generation::on_done(const Generated& result) {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   if (result.row < results_.size()) results_[result.row] = result;
   ++ended_;
-  changed_.notify_one();
+  has_news_ = true;
+}
+
+void Generation::on_score(size_t prompt, PromptScore score) {
+  const std::lock_guard lock(mutex_);
+  scores_.at(prompt) = std::move(score);
+  --unscored_;
+  has_news_ = true;
+}
+
+void Generation::on_vector(size_t row, const at::Tensor& vector) {
+  const std::lock_guard lock(mutex_);
+  vectors_.at(row) = vector;
+  ++ended_;
+  has_news_ = true;
 }
 
 void Generation::fail(int status, const std::string& message) {
-  std::lock_guard lock(mutex_);
-  if (has_ended()) return;
-  failed_status_ = status;
-  failure_ = message;
-  changed_.notify_one();
+  const std::lock_guard lock(mutex_);
+  if (ended_locked()) return;
+  failure_.emplace(status, message);
+  has_news_ = true;
 }
 
-ModelThread::ModelThread(Engine* engine, size_t most, std::function<void(const std::string&)> on_lost)
-    : engine_(engine), most_(most), on_lost_(std::move(on_lost)), thread_([this] { loop(); }) {}
+ModelThread::ModelThread(Options options) : options_(std::move(options)), thread_([this] { loop(); }) {}
 
 ModelThread::~ModelThread() {
   fail_all(503, "The server is shutting down.");
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
   thread_.join();
 }
 
-std::shared_ptr<Generation> ModelThread::begin(const GenerationRequest& request, int socket) {
-  LEVIN_CHECK(engine_, "[serve] this model does not generate");
-  auto generation = std::make_shared<Generation>(request.sequences(), request.stream, socket);
-  std::lock_guard lock(mutex_);
-  size_t waiting = 0;
-  for (const auto& other : generations_) waiting += other->sequences_;
-  if (waiting + request.sequences() > most_)
-    throw ApiError(429, fmt::format("The queue is full: {} texts are being written or wait. Try again later.", waiting),
+void ModelThread::check_room(size_t more) const {
+  size_t taken = 0;
+  for (const auto& other : generations_) {
+    const std::lock_guard lock(other->mutex_);
+    taken += other->sequences_ - std::min(other->ended_, other->sequences_);
+  }
+  if (taken + more > options_.most)
+    throw ApiError(429, fmt::format("The queue is full: {} texts are being written or wait. Try again later.", taken),
                    {}, "queue_full");
-  const auto each = static_cast<size_t>(request.options.num_return_sequences);
+}
+
+void ModelThread::add(const std::shared_ptr<Generation>& generation, const std::function<void()>& submit) {
   try {
-    for (size_t i = 0; i < request.prompts.size(); ++i)
-      generation->ids_.push_back(engine_->submit(
-          {.prompt = request.prompts[i],
-           .options = request.options,
-           .on_token = [generation](const GeneratedToken& token) { return generation->on_token(token); },
-           .on_done = [generation](const Generated& result) { generation->on_done(result); },
-           .on_error =
-               [generation](const std::string& line) {
-                 const bool is_asked = line.find(levin::detail::kNoneAllowed) != line.npos;
-                 generation->fail(is_asked ? 400 : 500, line);
-               },
-           .row = i * each}));
+    submit();
   } catch (const std::exception& error) {
-    for (const auto id : generation->ids_) engine_->cancel(id);
+    for (const auto id : generation->ids_) cancel(id);
     throw ApiError(400, one_line(error));
   }
   generations_.push_back(generation);
-  return generation;
+}
+
+void ModelThread::begin(const std::shared_ptr<Generation>& generation, const GenerationRequest& request) {
+  LEVIN_CHECK(options_.engine, "[serve] this model does not generate");
+  const std::lock_guard lock(mutex_);
+  check_room(generation->sequences_);
+  const bool scores = request.echo && request.logprobs;
+  if (scores) {
+    const std::lock_guard inner(generation->mutex_);
+    generation->scores_.resize(request.prompts.size());
+    generation->unscored_ = request.prompts.size();
+  }
+  auto options = request.options;
+  if (request.score_only) options.num_return_sequences = 1;
+  const auto each = static_cast<size_t>(options.num_return_sequences);
+  add(generation, [&] {
+    for (size_t i = 0; i < request.prompts.size(); ++i) {
+      EngineRequest one{.prompt = request.prompts[i],
+                        .options = options,
+                        .on_token = [generation](const GeneratedToken& token) { return generation->on_token(token); },
+                        .score_only = request.score_only && scores,
+                        .on_done = [generation](const Generated& result) { generation->on_done(result); },
+                        .on_error =
+                            [generation](const std::string& line) {
+                              const bool is_asked = line.find(levin::detail::kNoneAllowed) != line.npos;
+                              generation->fail(is_asked ? 400 : 500, line);
+                            },
+                        .row = i * each};
+      if (scores) one.on_score = [generation, i](PromptScore score) { generation->on_score(i, std::move(score)); };
+      generation->ids_.push_back(options_.engine->submit(std::move(one)));
+    }
+  });
+}
+
+void ModelThread::begin(const std::shared_ptr<Generation>& generation, const EmbeddingRequest& request) {
+  LEVIN_CHECK(options_.embeddings, "[serve] this model does not embed");
+  const std::lock_guard lock(mutex_);
+  // One request may have more texts than the queue; it only waits its turn.
+  if (!generations_.empty()) check_room(generation->sequences_);
+  add(generation, [&] {
+    generation->ids_.push_back(options_.embeddings->submit(
+        {.rows = request.rows,
+         .on_vector = [generation](size_t row, const at::Tensor& vector) { generation->on_vector(row, vector); },
+         .on_error = [generation](const std::string& line) { generation->fail(500, line); }}));
+  });
+}
+
+void ModelThread::cancel(uint64_t id) {
+  if (options_.engine)
+    options_.engine->cancel(id);
+  else
+    options_.embeddings->cancel(id);
 }
 
 void ModelThread::end(const std::shared_ptr<Generation>& generation) {
-  std::lock_guard lock(mutex_);
-  generations_.remove(generation);
+  const std::lock_guard lock(mutex_);
+  if (generations_.remove(generation) == 0) return;
   {
-    std::lock_guard inner(generation->mutex_);
-    if (generation->has_ended() && generation->failed_status_ == 0) return;
-    // A write to the client has failed before the socket was seen to be closed.
-    if (generation->failed_status_ == 0) ++disconnected_;
+    const std::lock_guard inner(generation->mutex_);
+    if (generation->ended_ == generation->sequences_) return;
+    if (!generation->failure_) {
+      ++disconnected_;
+      generation->failure_.emplace(499, "The client has left.");
+    }
   }
-  for (const auto id : generation->ids_) engine_->cancel(id);
+  for (const auto id : generation->ids_) cancel(id);
 }
 
 void ModelThread::run(const std::function<void()>& function) {
   Work work{.function = &function};
   std::unique_lock lock(mutex_);
   work_.push_back(&work);
-  changed_.notify_all();
   changed_.wait(lock, [&] { return work.done; });
   if (work.error) std::rethrow_exception(work.error);
 }
 
 void ModelThread::fail_all(int status, const std::string& message) {
-  std::lock_guard lock(mutex_);
-  for (const auto& generation : generations_) {
-    generation->fail(status, message);
-    for (const auto id : generation->ids_) engine_->cancel(id);
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& generation : generations_) {
+      generation->fail(status, message);
+      for (const auto id : generation->ids_) cancel(id);
+    }
   }
+  deliver();
 }
 
-size_t ModelThread::active() const {
-  std::lock_guard lock(mutex_);
-  size_t count = work_.size();
-  for (const auto& generation : generations_) count += generation->sequences_;
-  return count;
+void ModelThread::deliver() {
+  Generations news;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& generation : generations_) {
+      const std::lock_guard inner(generation->mutex_);
+      if (std::exchange(generation->has_news_, false)) news.push_back(generation);
+    }
+  }
+  if (!news.empty() && options_.deliver) options_.deliver(std::move(news));
+}
+
+int64_t ModelThread::heartbeat() const {
+  return rounds_ + stats().passes;
+}
+
+EngineStats ModelThread::stats() const {
+  return options_.engine ? options_.engine->stats() : options_.embeddings->stats();
 }
 
 void ModelThread::do_work() {
@@ -171,34 +254,14 @@ void ModelThread::do_work() {
   }
 }
 
-/// One call asks the system about all clients, before every step: one that has left costs no further token.
-void ModelThread::cancel_left() {
-  std::lock_guard lock(mutex_);
-  std::vector<pollfd> sockets;
-  std::vector<Generation*> watched;
-  for (const auto& generation : generations_) {
-    const std::lock_guard inner(generation->mutex_);
-    if (generation->has_ended()) continue;  // its connection knows, or is about to
-    sockets.push_back({.fd = generation->socket_, .events = POLLRDHUP, .revents = 0});
-    watched.push_back(generation.get());
-  }
-  if (sockets.empty() || poll(sockets.data(), sockets.size(), 0) <= 0) return;
-  for (size_t i = 0; i < sockets.size(); ++i) {
-    if (!(sockets[i].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL))) continue;
-    for (const auto id : watched[i]->ids_) engine_->cancel(id);
-    watched[i]->fail(499, "The client has left.");
-    ++disconnected_;
-  }
-}
-
 bool ModelThread::step(bool& lost) {
   try {
-    return engine_->step();
+    return options_.engine ? options_.engine->step() : options_.embeddings->step();
   } catch (const std::exception& error) {
     // What a request did wrong was told to it; this is the model itself (memory, a device, a rank).
-    if (on_lost_) {
+    if (options_.on_lost) {
       fail_all(500, "The model has failed.");
-      on_lost_(one_line(error));
+      options_.on_lost(one_line(error));
       lost = true;
       return false;
     }
@@ -209,17 +272,21 @@ bool ModelThread::step(bool& lost) {
 }
 
 void ModelThread::loop() {
-  for (bool lost = false;;) {
+  for (bool lost = false;; ++rounds_) {
     do_work();
-    const bool steps = engine_ && !lost;
     {
-      std::unique_lock lock(mutex_);
+      const std::lock_guard lock(mutex_);
       if (stopping_ && work_.empty()) return;
-      if (!steps) changed_.wait(lock, [&] { return stopping_ || !work_.empty(); });
     }
-    if (!steps) continue;
-    cancel_left();
-    if (!step(lost) && !lost) engine_->wait(kIdle);
+    if (lost) {
+      std::this_thread::sleep_for(kIdle);
+    } else if (step(lost)) {
+      deliver();
+    } else if (options_.engine) {
+      options_.engine->wait(kIdle);
+    } else {
+      options_.embeddings->wait(kIdle);
+    }
   }
 }
 

@@ -8,6 +8,7 @@ namespace levin::serve {
 std::string_view page_html();
 std::string_view page_style();
 std::string_view page_script();
+std::string_view page_markdown();
 std::string_view page_icon();
 
 }  // namespace levin::serve

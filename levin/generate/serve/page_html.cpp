@@ -21,6 +21,7 @@ std::string_view page_html() {
 <title>Levin</title>
 <link rel='icon' href='icon.svg' type='image/svg+xml'>
 <link rel='stylesheet' href='page.css'>
+<script src='page.markdown.js' defer></script>
 <script src='page.js' defer></script>
 </head>
 <body>

@@ -6,7 +6,7 @@ std::string_view page_script() {
   return R"('use strict';
 const $ = id => document.getElementById(id);
 const log = $('log'), input = $('input'), send = $('send');
-let turns = [];          // the chat: {role, content}
+let chat = { turns: [] }; // {role, content} of each turn; an answer belongs to the chat that it was asked in
 let running = null;      // AbortController of the answer that is being written
 let kind = 'chat';       // 'chat', 'text' (no chat template) or 'embeddings'
 
@@ -48,7 +48,7 @@ function headers() {
   if (key.value) all.Authorization = 'Bearer ' + key.value;
   return all;
 }
-function body() {
+function body(turns) {
   const all = { stream: true, stream_options: { include_usage: true }, temperature: Number(settings.temperature),
     top_p: Number(settings.top_p) };
   if (settings.max_tokens) all.max_tokens = Number(settings.max_tokens);
@@ -85,7 +85,7 @@ function add_turn(role, text) {
   const turn = document.createElement('div');
   turn.className = 'turn ' + role;
   const words = document.createElement('div');
-  words.className = 'text';
+  words.className = role === 'user' ? 'text plain' : 'text';
   words.textContent = text;  // never as HTML
   turn.append(words);
   log.append(turn);
@@ -114,17 +114,20 @@ function summary(count, usage, began, first, finish) {
   if (finish === 'stopped') parts.push('stopped');
   return parts.join(' · ');
 }
-async function answer() {
+async function answer(chat, asked) {
   const controller = new AbortController();
   set_running(controller);
   const turn = add_turn('assistant', '');
   turn.classList.add('writing');
-  const words = turn.firstChild;
+  const words = new GrowingText(turn.firstChild, kind === 'text', follow => {
+    if (follow) log.scrollTop = log.scrollHeight;
+  });
+  turn.firstChild.classList.toggle('plain', kind === 'text');
   const began = performance.now();
   let text = '', count = 0, usage = null, first = 0, finish = '', failure = '';
   try {
     const path = kind === 'text' ? 'v1/completions' : 'v1/chat/completions';
-    const response = await fetch(path, { method: 'POST', headers: headers(), body: JSON.stringify(body()), signal: controller.signal });
+    const response = await fetch(path, { method: 'POST', headers: headers(), body: JSON.stringify(body(chat.turns)), signal: controller.signal });
     if (!response.ok) throw new Error(await reason(response));
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
@@ -136,23 +139,34 @@ async function answer() {
       if (!more) continue;
       if (!first) first = performance.now();
       ++count;
-      const follow = at_end();
       text += more;
-      words.textContent = text;
-      if (follow) log.scrollTop = log.scrollHeight;
+      words.add(more);
     }
   } catch (error) {
     if (controller.signal.aborted) finish = 'stopped';
     else failure = error instanceof TypeError ? 'The server cannot be reached.' : error.message;
   }
+  words.end();
+  if (running === controller) set_running(null);
+  const is_shown = turn.isConnected;  // else a new chat has begun
   turn.classList.remove('writing');
+  if (text || (!failure && finish !== 'stopped')) {
+    chat.turns.push({ role: 'assistant', content: text });
+  } else {
+    // Nothing was answered: the message goes back to where it was written.
+    const message = chat.turns.pop();
+    asked.classList.add('unsent');
+    if (is_shown && !input.value) input.value = message.content;
+    if (!failure) {
+      asked.remove();
+      turn.remove();
+      if (is_shown) $('empty').hidden = chat.turns.length > 0;
+    }
+  }
+  if (!is_shown) return;
   if (failure) add_meta(turn, failure, true);
   else add_meta(turn, summary(count, usage, began, first, finish), false);
-  if (text) turns.push({ role: 'assistant', content: text });
-  else if (failure) turns.pop();  // the message can be sent again
   if (at_end() || failure) log.scrollTop = log.scrollHeight;
-  set_running(null);
-  if (failure && !input.value && turn.previousElementSibling) input.value = turn.previousElementSibling.firstChild.textContent;
   fit();
 }
 function submit() {
@@ -161,9 +175,8 @@ function submit() {
   if (!text.trim()) return;
   input.value = '';
   fit();
-  turns.push({ role: 'user', content: text });
-  add_turn('user', text);
-  answer();
+  chat.turns.push({ role: 'user', content: text });
+  answer(chat, add_turn('user', text));
 }
 function fit() {
   input.style.height = 'auto';
@@ -183,7 +196,8 @@ document.addEventListener('keydown', event => {
 });
 $('new').onclick = () => {
   if (running) running.abort();
-  turns = [];
+  set_running(null);
+  chat = { turns: [] };
   for (const turn of log.querySelectorAll('.turn')) turn.remove();
   $('empty').hidden = false;
   input.focus();

@@ -48,7 +48,31 @@ main { min-height: 0; display: flex; flex-direction: column; }
 #empty { text-align: center; padding-top: 18vh; color: var(--muted); }
 #empty h2 { color: var(--ink); font-size: 26px; letter-spacing: -.02em; font-weight: 650; margin-bottom: 6px; }
 .turn { margin-bottom: 24px; display: flex; flex-direction: column; }
-.turn .text { white-space: pre-wrap; overflow-wrap: anywhere; }
+.turn .text { overflow-wrap: anywhere; }
+.turn .text.plain { white-space: pre-wrap; }
+.turn.unsent { opacity: .55; }
+.text p, .text li { white-space: pre-line; }
+.text :is(p, ul, ol, pre, blockquote, .wide, h3, h4, h5, h6) { margin: 0 0 12px; }
+.text :is(h3, h4, h5, h6) { margin-top: 18px; line-height: 1.3; letter-spacing: -.01em; }
+.text h3 { font-size: 20px; }
+.text h4 { font-size: 18px; }
+.text :is(h5, h6) { font-size: 16px; }
+.text :is(ul, ol) { padding-left: 24px; }
+.text li > * { margin-bottom: 4px; }
+.text pre { position: relative; white-space: pre; overflow-x: auto; padding: 12px 14px; background: var(--soft); border: 1px solid var(--line);
+  border-radius: 12px; font-size: 14px; line-height: 1.5; }
+.text pre[data-language]::before { content: attr(data-language); float: right; margin-left: 12px; font-size: 12px; color: var(--muted); }
+.text code { font-family: ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
+.text :not(pre) > code { font-size: .9em; padding: 1px 5px; border-radius: 5px; background: var(--soft); }
+.text blockquote { border-left: 3px solid var(--line); padding-left: 14px; color: var(--muted); }
+.text hr { border: 0; border-top: 1px solid var(--line); margin: 18px 0; }
+.text a { color: var(--accent); }
+.text .wide { overflow-x: auto; }
+.text table { border-collapse: collapse; font-size: 15px; }
+.text :is(th, td) { border: 1px solid var(--line); padding: 5px 10px; text-align: left; vertical-align: top; }
+.text th { background: var(--soft); font-weight: 600; }
+.text .right { text-align: right; }
+.text > :last-child > :last-child { margin-bottom: 0; }
 .turn.user .text { align-self: flex-end; background: var(--bubble); padding: 9px 15px; border-radius: 18px 18px 4px 18px; max-width: 85%; }
 .turn .meta { margin-top: 6px; font-size: 13px; color: var(--muted); font-variant-numeric: tabular-nums; }
 .turn .meta.failed { color: var(--warn); }

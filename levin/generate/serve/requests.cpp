@@ -110,7 +110,7 @@ class Fields {
   /// A field that is known and would change the result, but is not supported.
   void refuse_unless_empty(const char* name, const char* why) const {
     const auto* value = find(name);
-    if (value && !(value->is_structured() && value->empty()) && *value != false)
+    if (value && !(value->is_structured() && value->empty()) && *value != false && *value != "")
       refuse(name, fmt::format("'{}' is not supported: {}", name, why));
   }
 
@@ -314,6 +314,44 @@ void check_sequences(const GenerationRequest& request, const ServedModel& model)
                             request.options.num_return_sequences, request.sequences(), model.max_sequences));
 }
 
+/// What would change the text and is not there, in completions and chats alike.
+void refuse_unsupported(const Fields& fields) {
+  constexpr const char* kFree = "the model writes freely here; no grammar holds it.";
+  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
+    fields.refuse_unless_empty(name, kFree);
+  if (const auto* format = fields.find("response_format"))
+    if (!format->is_object() || format->value("type", json()) != "text")
+      refuse("response_format", "'response_format' supports {\"type\": \"text\"} only.");
+  fields.refuse_unless_empty("use_beam_search", "requests are sampled.");
+  fields.refuse_unless_empty("allowed_token_ids", "use 'logit_bias'.");
+  fields.refuse_unless_empty("truncate_prompt_tokens", "prompts are taken whole or refused.");
+}
+
+/// Tools that must not be used ask for nothing; a call that must come cannot.
+void refuse_tools(const Fields& fields) {
+  const auto* choice = fields.find("tool_choice");
+  if (choice && *choice != "none" && *choice != "auto")
+    refuse("tool_choice", "'tool_choice' supports \"none\" and \"auto\" only: this server does not parse tool calls.");
+  const auto* call = fields.find("function_call");
+  if (call && *call != "none" && *call != "auto")
+    refuse("function_call", "'function_call' is not supported: this server does not parse tool calls.");
+  if (!choice || *choice != "none") fields.refuse_unless_empty("tools", "this server does not parse tool calls.");
+  if (!call || *call != "none") fields.refuse_unless_empty("functions", "this server does not parse tool calls.");
+}
+
+/// Texts are all that goes out.
+void refuse_modalities(const Fields& fields) {
+  if (const auto* modalities = fields.find("modalities")) {
+    const bool is_text =
+        modalities->is_array() && std::ranges::all_of(*modalities, [](const json& one) { return one == "text"; });
+    if (!is_text) refuse("modalities", "'modalities' supports [\"text\"] only.");
+  }
+  fields.refuse_unless_empty("audio", "this server answers in text.");
+  // An empty object of it asks for a search.
+  if (fields.find("web_search_options"))
+    refuse("web_search_options", "'web_search_options' is not supported: this server does not search.");
+}
+
 /// A string, or parts of which each is a text.
 std::string content_of(const json& message, const std::string& where) {
   const auto at = message.find("content");
@@ -388,6 +426,7 @@ GenerationRequest completion_request(std::string_view body, const ServedModel& m
   const Fields fields(body);
   check_model(fields, model);
   fields.refuse_unless_empty("suffix", "text cannot be filled in before a suffix.");
+  refuse_unsupported(fields);
   GenerationRequest request;
   read_common(fields, model, request);
   if (fields.integer("best_of", request.options.num_return_sequences, 1, INT32_MAX) !=
@@ -409,14 +448,12 @@ GenerationRequest completion_request(std::string_view body, const ServedModel& m
 GenerationRequest chat_request(std::string_view body, const ServedModel& model) {
   const Fields fields(body);
   check_model(fields, model);
-  fields.refuse_unless_empty("tools", "this server does not parse tool calls.");
-  fields.refuse_unless_empty("functions", "this server does not parse tool calls.");
+  refuse_tools(fields);
+  refuse_modalities(fields);
+  refuse_unsupported(fields);
   fields.refuse_unless_empty("chat_template", "chats go by the template of the model folder.");
   fields.refuse_unless_empty("documents", "pass them as 'documents' in 'chat_template_kwargs'.");
   fields.refuse_unless_empty("continue_final_message", "use /v1/completions to continue a text.");
-  if (const auto* format = fields.find("response_format"))
-    if (!format->is_object() || format->value("type", json()) != "text")
-      refuse("response_format", "'response_format' supports {\"type\": \"text\"} only.");
   GenerationRequest request{.chat = true};
   read_common(fields, model, request);
   auto variables = template_variables(fields, body);

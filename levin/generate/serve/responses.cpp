@@ -108,9 +108,10 @@ OrderedJson choice_of(const GenerationRequest& request, size_t index, const std:
 
 void add_prompt(CompletionLogprobs& into, const TokenTexts& texts, const std::vector<int64_t>& ids,
                 const PromptScore& score, int64_t wanted, int64_t& offset) {
+  // Nothing scores the first token.
   for (size_t t = 0; t < ids.size(); ++t)
-    into.add(texts, ids[t], score.logprobs[t], t < score.top_logprobs.size() ? score.top_logprobs[t] : TopTokens{},
-             wanted, offset);
+    into.add(texts, ids[t], t > 0 ? std::optional(score.logprobs.at(t - 1)) : std::nullopt,
+             t > 0 && wanted > 0 ? score.top_logprobs.at(t - 1) : TopTokens{}, wanted, offset);
 }
 
 std::string base64(const unsigned char* bytes, size_t count) {
@@ -166,14 +167,12 @@ std::string TokenTexts::operator()(int64_t id) const {
   return tokenizer_->decode(std::array{id}, false);
 }
 
-Answer::Answer(const GenerationRequest& request, std::string model, const TokenTexts& texts,
-               std::vector<PromptScore> scores)
+Answer::Answer(const GenerationRequest& request, std::string model, const TokenTexts& texts)
     : request_(request),
       id_((request.chat ? "chatcmpl-" : "cmpl-") + fresh_id()),
       model_(std::move(model)),
       created_(std::time(nullptr)),
       texts_(texts),
-      scores_(std::move(scores)),
       sequences_(request.sequences()) {}
 
 int64_t Answer::prompt_tokens() const {

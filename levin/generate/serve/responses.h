@@ -26,18 +26,14 @@ class TokenTexts {
   std::string before_text_ = {};
 };
 
-/// The tokens of a prompt under the model, for `echo` with `logprobs`.
-struct PromptScore {
-  /// None for the first token.
-  std::vector<std::optional<double>> logprobs = {};
-  std::vector<std::vector<std::pair<int64_t, double>>> top_logprobs = {};
-};
-
 /// What every answer to a request says, and its body.
 class Answer {
  public:
-  Answer(const GenerationRequest& request, std::string model, const TokenTexts& texts,
-         std::vector<PromptScore> scores = {});
+  Answer(const GenerationRequest& request, std::string model, const TokenTexts& texts);
+
+  const GenerationRequest& request() const { return request_; }
+  /// Of each prompt, for `echo` with `logprobs`: before the first of what follows.
+  void set_scores(std::vector<PromptScore> scores) { scores_ = std::move(scores); }
 
   /// The whole body. `results`: one for each sequence.
   std::string whole(const std::vector<Generated>& results) const;

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <thread>
 
-#include <ATen/ops/log_softmax.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -21,31 +20,38 @@
 #include "levin/generate/serve/metrics.h"
 #include "levin/generate/serve/model_thread.h"
 #include "levin/generate/serve/page.h"
+#include "levin/generate/serve/replies.h"
 #include "levin/generate/serve/requests.h"
 #include "levin/generate/serve/responses.h"
-#include "levin/models/language_score.h"
 
 namespace levin {
 
 using serve::ApiError;
+using serve::error_response;
+using serve::HttpExchange;
 using serve::HttpRequest;
 using serve::HttpResponse;
 
 namespace {
 
 using ServeClock = std::chrono::steady_clock;
+/// How long /health waits for the model to come back from a pass.
+constexpr std::chrono::milliseconds kHealthTime{4500}, kHealthRound{10};
+/// For answers to be sent before connections are cut.
+constexpr std::chrono::seconds kLastWords{2};
 
 const std::vector<std::pair<std::string, std::string>> kRoutes{{"POST", "/v1/completions"},
                                                                {"POST", "/v1/chat/completions"},
                                                                {"POST", "/v1/embeddings"},
                                                                {"GET", "/v1/models"},
-                                                               {"GET", "/v1/models/:model"},
+                                                               {"GET", "/v1/models/*"},
                                                                {"GET", "/v1/stats"},
                                                                {"GET", "/health"},
                                                                {"GET", "/metrics"},
                                                                {"GET", "/"},
                                                                {"GET", "/page.css"},
                                                                {"GET", "/page.js"},
+                                                               {"GET", "/page.markdown.js"},
                                                                {"GET", "/icon.svg"}};
 
 /// The time does not tell how much of a key was right.
@@ -66,13 +72,6 @@ std::string_view without_port(std::string_view host) {
   return colon == host.npos || host.find(']', colon) != host.npos ? host : host.substr(0, colon);
 }
 
-HttpResponse error_response(const ApiError& error) {
-  HttpResponse response{.status = error.status() == 499 ? 400 : error.status(), .body = serve::error_json(error)};
-  if (error.status() == 429 || error.status() == 503) response.headers.emplace_back("Retry-After", "1");
-  if (error.status() == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
-  return response;
-}
-
 HttpResponse page_response(std::string_view text, const char* type) {
   return {.body = std::string(text),
           .content_type = type,
@@ -84,34 +83,15 @@ HttpResponse page_response(std::string_view text, const char* type) {
                       {"Cache-Control", "no-cache"}}};
 }
 
-/// Log probabilities of prompts, and of the likeliest tokens in each place.
-std::vector<serve::PromptScore> score_prompts(const models::LanguageModel& model,
-                                              const serve::GenerationRequest& request) {
-  const auto wanted = std::min(request.options.top_logprobs, model.body().vocab_size);
-  std::vector<serve::PromptScore> scores;
-  // One row at a time: with outputs kept, a row has [T, V] floats.
-  for (const auto& prompt : request.prompts) {
-    const auto row = models::score_rows(model, std::span(&prompt, 1), {.batch = 1, .keep_outputs = wanted > 0}).at(0);
-    auto& score = scores.emplace_back();
-    score.logprobs.emplace_back();
-    score.top_logprobs.emplace_back();
-    for (const auto logprob : row.logprobs) score.logprobs.emplace_back(logprob);
-    if (wanted == 0) continue;
-    const auto [values, ids] = at::log_softmax(row.output, -1).topk(wanted);
-    for (int64_t t = 0; t + 1 < static_cast<int64_t>(prompt.size()); ++t) {
-      auto& top = score.top_logprobs.emplace_back();
-      for (int64_t k = 0; k < wanted; ++k) top.emplace_back(ids[t][k].item<int64_t>(), values[t][k].item<double>());
-    }
-  }
-  return scores;
-}
-
 }  // namespace
 
 void check_options(const ServeOptions& options) {
   LEVIN_CHECK(options.port >= 0 && options.port <= 65535, "[levin serve] port ", options.port,
               " is not from 0 to 65535");
   LEVIN_CHECK(options.max_queue >= 0, "[levin serve] max_queue ", options.max_queue, " is negative");
+  LEVIN_CHECK(options.max_queue <= options.engine.max_queue, "[levin serve] max_queue ", options.max_queue,
+              " is more than engine.max_queue ", options.engine.max_queue,
+              ": the engine would refuse what the server lets wait");
   LEVIN_CHECK(options.max_tokens > 0, "[levin serve] max_tokens ", options.max_tokens, " must be positive");
   LEVIN_CHECK(options.max_connections > 0 && options.max_connections <= 100'000, "[levin serve] max_connections ",
               options.max_connections, " is not from 1 to 100000");
@@ -151,18 +131,31 @@ struct Server::State {
         http_options, kRoutes,
         serve::HttpHandlers{
             .admit = [this](const HttpRequest& request) { return admit(request); },
-            .serve = [this](const HttpRequest& request) { return answer(request); },
+            .serve = [this](const HttpRequest& request,
+                            const std::shared_ptr<HttpExchange>& exchange) { serve(request, exchange); },
             .refuse = [this](const HttpRequest& request, int status) { return refuse(request, status); }});
     const auto most = static_cast<size_t>(options.engine.max_rows + options.max_queue);
     if (model.decoder) {
       auto engine_options = options.engine;
-      engine_options.max_queue = static_cast<int64_t>(most);
+      engine_options.max_queue = std::max<int64_t>(static_cast<int64_t>(most), 1);  // it counts those that just came
       engine = std::make_unique<Engine>(model.decoder, served.tokenizer, engine_options);
       served.cache_tokens = engine->stats().blocks_total * engine_options.block_tokens;
+    } else {
+      embeddings = std::make_unique<serve::EmbeddingRows>(model, pooling);
     }
     std::function<void(const std::string&)> on_lost;
     if (model.decoder && model.decoder->ranks) on_lost = [this](const std::string& line) { end_lost(line); };
-    thread = std::make_unique<serve::ModelThread>(engine.get(), most, std::move(on_lost));
+    thread = std::make_unique<serve::ModelThread>(
+        serve::ModelThread::Options{.engine = engine.get(),
+                                    .embeddings = embeddings.get(),
+                                    .most = most,
+                                    .deliver =
+                                        [this](serve::ModelThread::Generations news) {
+                                          http->post([news = std::move(news)] {
+                                            for (const auto& one : news) one->advance();
+                                          });
+                                        },
+                                    .on_lost = std::move(on_lost)});
     thread->run([this, where = device()] {
       accelerator_of(where).set_device(where);
       if (engine) engine->warm_up();
@@ -176,10 +169,14 @@ struct Server::State {
       lost = line;
     }
     draining = true;
-    const auto written = ServeClock::now() + std::chrono::seconds(1);
-    while (thread->active() > 0 && ServeClock::now() < written)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    wait_until_sent(std::chrono::seconds(1));
     http->stop();
+  }
+
+  /// Until every request has its answer, at most this long.
+  void wait_until_sent(std::chrono::milliseconds most) const {
+    const auto limit = ServeClock::now() + most;
+    while (http->busy() > 0 && ServeClock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 
   c10::Device device() const {
@@ -198,7 +195,7 @@ struct Server::State {
       check_origin(request);
       const bool is_open = request.path == "/" || request.path.starts_with("/page.") || request.path == "/icon.svg" ||
                            request.path == "/health";
-      if (!options.api_key.empty() && !is_open) check_key(request.authorization);
+      if (!options.api_key.empty() && !is_open) check_key(request);
       if (draining && request.method == "POST")
         throw ApiError(503, "The server is shutting down.", {}, "shutting_down");
     } catch (const ApiError& error) {
@@ -208,11 +205,16 @@ struct Server::State {
     return {};
   }
 
-  void check_key(const std::string& authorization) const {
-    constexpr std::string_view kBearer = "Bearer ";
-    const bool has_key = authorization.starts_with(kBearer);
-    if (!has_key || !same_key(std::string_view(authorization).substr(kBearer.size()), options.api_key))
-      throw ApiError(401, has_key ? "Incorrect API key provided." : "You didn't provide an API key.", {},
+  /// `Authorization: Bearer KEY`, whose first word may be written in any case (RFC 9110, 11.1), or `x-api-key: KEY`.
+  void check_key(const HttpRequest& request) const {
+    constexpr std::string_view kBearer = "bearer ";
+    auto given = std::string_view(request.authorization);
+    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+    const bool is_bearer = std::ranges::equal(given.substr(0, kBearer.size()), kBearer, {}, lower);
+    given = is_bearer ? given.substr(kBearer.size()) : std::string_view(request.api_key);
+    if (is_bearer) given.remove_prefix(std::min(given.find_first_not_of(' '), given.size()));
+    if ((!is_bearer && given.empty()) || !same_key(given, options.api_key))
+      throw ApiError(401, given.empty() ? "You didn't provide an API key." : "Incorrect API key provided.", {},
                      "invalid_api_key");
   }
 
@@ -228,45 +230,86 @@ struct Server::State {
   }
 
   HttpResponse refuse(const HttpRequest& request, int status) {
-    const auto message = status == 404   ? fmt::format("There is no {} {}.", request.method, request.path)
-                         : status == 413 ? fmt::format("The body has more than {} bytes.", options.max_request_bytes)
-                         : status == 414 ? std::string("The address is too long.")
-                         : status == 415 ? std::string("Compressed bodies are not supported.")
-                         : status >= 500 ? std::string("Something went wrong in the server.")
-                                         : std::string("This is not a valid HTTP request.");
+    const auto message = [&]() -> std::string {
+      switch (status) {
+        case 404:
+          return fmt::format("There is no {} {}.", request.method, request.path);
+        case 405:
+          return fmt::format("{} does not go with {}.", request.path, request.method);
+        case 408:
+          return "The request did not come in time.";
+        case 413:
+          return fmt::format("The body has more than {} bytes.", options.max_request_bytes);
+        case 414:
+          return "The address is too long.";
+        case 415:
+          return "Compressed bodies are not supported.";
+        case 417:
+          return "The header Expect asks for something that is not known.";
+        case 431:
+          return "The header is too long.";
+        case 500:
+          return "Something went wrong in the server.";
+        case 503:
+          return "There are too many connections.";
+        case 505:
+          return "Only HTTP/1.0 and HTTP/1.1 are supported.";
+        default:  // 400
+          return "This is not a valid HTTP request.";
+      }
+    }();
     metrics.answered("refused", status, 0);
     return error_response(ApiError(status, message));
   }
 
-  HttpResponse answer(const HttpRequest& request) {
+  /// In the thread of connections: what takes time is done in a worker, or by the model's thread.
+  void serve(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
+    if (request.path == "/health") return tell_health(exchange);
+    if (!request.body.empty() || request.method == "POST")
+      http->work([this, request, exchange] { answer(request, exchange); });
+    else
+      answer(request, exchange);
+  }
+
+  void answer(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
     const auto start = ServeClock::now();
     HttpResponse response;
     try {
-      response = dispatch(request, start);
+      if (request.method == "POST") return ask_model(request, exchange);
+      response = look_up(request);
     } catch (const ApiError& error) {
       response = error_response(error);
     } catch (const std::exception& error) {
       log_warning(fmt::format("{} has failed: {}", request.path, one_line(error)));
       response = error_response(ApiError(500, one_line(error)));
     }
-    if (!response.stream)
-      metrics.answered(request.path.starts_with("/v1/models/") ? "/v1/models" : request.path, response.status,
-                       std::chrono::duration<double>(ServeClock::now() - start).count());
-    return response;
+    metrics.answered(request.path.starts_with("/v1/models/") ? "/v1/models" : request.path, response.status,
+                     std::chrono::duration<double>(ServeClock::now() - start).count());
+    exchange->answer(std::move(response));
   }
 
-  HttpResponse dispatch(const HttpRequest& request, ServeClock::time_point start) {
+  void ask_model(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
     const auto& path = request.path;
-    if (path == "/v1/completions" || path == "/v1/chat/completions") {
-      needs(model.decoder, "does not generate; it has /v1/embeddings");
-      return generate(path == "/v1/completions" ? serve::completion_request(request.body, served)
-                                                : serve::chat_request(request.body, served),
-                      request, start);
-    }
+    const serve::ReplyContext context{
+        .http = *http, .thread = *thread, .metrics = metrics, .texts = texts, .model = served.name};
     if (path == "/v1/embeddings") {
       needs(model.encoder, "has no embeddings; it has /v1/completions");
-      return {.body = embed(serve::embedding_request(request.body, served))};
+      const auto asked = serve::embedding_request(request.body, served);
+      const auto reply = std::make_shared<serve::VectorReply>(context, path, exchange, asked);
+      thread->begin(reply, asked);
+      return reply->open();
     }
+    needs(model.decoder, "does not generate; it has /v1/embeddings");
+    const auto asked = path == "/v1/completions" ? serve::completion_request(request.body, served)
+                                                 : serve::chat_request(request.body, served);
+    const auto reply = std::make_shared<serve::TextReply>(context, path, exchange, asked);
+    if (asked.score_only && !asked.logprobs) return reply->answer_without_model();
+    thread->begin(reply, asked);
+    reply->open();
+  }
+
+  HttpResponse look_up(const HttpRequest& request) {
+    const auto& path = request.path;
     if (path == "/v1/models") return {.body = serve::models_json(served.name, created, served.context)};
     if (path.starts_with("/v1/models/")) {
       if (path.substr(11) != served.name)
@@ -278,14 +321,28 @@ struct Server::State {
     if (path == "/metrics")
       return {.body = metrics.prometheus(served.name, now()),
               .content_type = "text/plain; version=0.0.4; charset=utf-8"};
-    if (path == "/health") {
-      if (draining) throw ApiError(503, "The server is shutting down.", {}, "shutting_down");
-      return {.body = "{\"status\":\"ok\"}"};
-    }
     if (path == "/page.css") return page_response(serve::page_style(), "text/css; charset=utf-8");
     if (path == "/page.js") return page_response(serve::page_script(), "text/javascript; charset=utf-8");
+    if (path == "/page.markdown.js") return page_response(serve::page_markdown(), "text/javascript; charset=utf-8");
     if (path == "/icon.svg") return page_response(serve::page_icon(), "image/svg+xml");
     return page_response(serve::page_html(), "text/html; charset=utf-8");
+  }
+
+  /// Fine when the model comes back from what it is doing now.
+  void tell_health(const std::shared_ptr<HttpExchange>& exchange) {
+    watch_model(exchange, thread->heartbeat(), ServeClock::now());
+  }
+
+  void watch_model(const std::shared_ptr<HttpExchange>& exchange, int64_t before, ServeClock::time_point start) {
+    const auto tell = [&](HttpResponse response) {
+      metrics.answered("/health", response.status, std::chrono::duration<double>(ServeClock::now() - start).count());
+      exchange->answer(std::move(response));
+    };
+    if (draining) return tell(error_response(ApiError(503, "The server is shutting down.", {}, "shutting_down")));
+    if (thread->heartbeat() != before) return tell({.body = "{\"status\":\"ok\"}"});
+    if (ServeClock::now() - start > kHealthTime)
+      return tell(error_response(ApiError(503, "The model does not come back.", {}, "model_stalled")));
+    http->post_after(kHealthRound, [=, this] { watch_model(exchange, before, start); });
   }
 
   template <class T>
@@ -293,85 +350,10 @@ struct Server::State {
     if (!part) throw ApiError(400, fmt::format("The model '{}' {}.", served.name, why), "model", "unsupported_model");
   }
 
-  HttpResponse generate(const serve::GenerationRequest& request, const HttpRequest& from,
-                        ServeClock::time_point start) {
-    std::vector<serve::PromptScore> scores;
-    if (request.echo && request.logprobs && model.decoder->ranks)
-      throw ApiError(400, "'echo' with 'logprobs' is not supported where several processes have the model together.",
-                     "echo");
-    if (request.echo && request.logprobs) thread->run([&] { scores = score_prompts(model, request); });
-    auto answer = std::make_shared<serve::Answer>(request, served.name, texts, std::move(scores));
-    if (request.score_only) return scored_only(request, *answer);
-    const auto generation = thread->begin(request, from.socket);
-    if (request.stream) return streamed(answer, generation, from.path, start);
-    const Ending ending{[&] { thread->end(generation); }};
-    const auto results = generation->wait();
-    told_first_token(*generation);
-    for (const auto& result : results)
-      if (result.finish_reason == "cancelled") throw ApiError(503, "The request was cancelled.");
-    return {.body = answer->whole(results)};
-  }
-
-  static HttpResponse scored_only(const serve::GenerationRequest& request, serve::Answer& answer) {
-    std::vector<Generated> none(request.sequences());
-    for (auto& result : none) result.finish_reason = "length";
-    if (!request.stream) return {.body = answer.whole(none)};
-    const auto events = answer.begin() + answer.end();
-    return {.body = events, .content_type = "text/event-stream"};
-  }
-
-  /// What the headers of an answer promise was decided: it begins with 200, and a failure is an event.
-  HttpResponse streamed(const std::shared_ptr<serve::Answer>& answer,
-                        const std::shared_ptr<serve::Generation>& generation, const std::string& path,
-                        ServeClock::time_point start) {
-    const auto next = [answer, generation, begun = false](std::string& more) mutable {
-      if (!begun) {
-        begun = true;
-        more = answer->begin();
-        if (!more.empty()) return true;
-      }
-      try {
-        std::vector<serve::Piece> pieces;
-        if (!generation->take(pieces)) {
-          more = answer->end();
-          return false;
-        }
-        for (const auto& piece : pieces) more += answer->piece(piece);
-        return true;
-      } catch (const ApiError& error) {
-        if (error.status() == 499) throw;  // nobody reads it
-        more = serve::Answer::failure(serve::error_json(error));
-        return false;
-      }
-    };
-    return {.content_type = "text/event-stream",
-            .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}},
-            .stream = next,
-            .at_end = [this, generation, path, start] {
-              thread->end(generation);
-              told_first_token(*generation);
-              metrics.answered(path, 200, std::chrono::duration<double>(ServeClock::now() - start).count());
-            }};
-  }
-
-  std::string embed(const serve::EmbeddingRequest& request) {
-    at::Tensor vectors;
-    thread->run([&] { vectors = models::embed_rows(model, request.rows, pooling, 32).contiguous(); });
-    int64_t tokens = 0;
-    for (const auto& row : request.rows) tokens += static_cast<int64_t>(row.size());
-    metrics.embedded(static_cast<int64_t>(request.rows.size()), tokens);
-    return serve::embeddings_json(request, served.name, vectors.const_data_ptr<float>(), vectors.size(1));
-  }
-
-  void told_first_token(const serve::Generation& generation) {
-    if (const auto first = generation.first_token())
-      metrics.first_token(std::chrono::duration<double>(*first - generation.began()).count());
-  }
-
   serve::ServerNow now() const {
     serve::ServerNow values;
     values.kind = model.encoder ? "embeddings" : tokenizer && tokenizer->config().chat_template ? "chat" : "text";
-    if (engine) values.engine = engine->stats();
+    values.engine = thread->stats();
     const auto where = device();
     const auto memory = accelerator_of(where).memory(where);
     values.memory_bytes = memory.allocated;
@@ -379,11 +361,6 @@ struct Server::State {
     values.disconnected = thread->disconnected();
     return values;
   }
-
-  struct Ending {
-    std::function<void()> function;
-    ~Ending() { function(); }
-  };
 
   const ServeOptions options;
   models::LanguageModel model;
@@ -398,6 +375,7 @@ struct Server::State {
   std::string lost;
   std::unique_ptr<serve::HttpServer> http;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<serve::EmbeddingRows> embeddings;
   std::unique_ptr<serve::ModelThread> thread;
 };
 
@@ -426,19 +404,14 @@ void Server::run() {
 
 void Server::stop() {
   state_->draining = true;
-  const auto limit = ServeClock::now() + state_->options.shutdown_timeout;
-  while (state_->thread->active() > 0 && ServeClock::now() < limit)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  state_->wait_until_sent(state_->options.shutdown_timeout);
   state_->thread->fail_all(503, "The server is shutting down.");
-  // What was just answered is still being written; when the listening socket is closed, streams are cut.
-  const auto written = ServeClock::now() + std::chrono::seconds(2);
-  while (state_->thread->active() > 0 && ServeClock::now() < written)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  state_->wait_until_sent(kLastWords);
   state_->http->stop();
 }
 
 EngineStats Server::stats() const {
-  return state_->engine ? state_->engine->stats() : EngineStats{};
+  return state_->thread->stats();
 }
 
 }  // namespace levin

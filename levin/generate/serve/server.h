@@ -23,11 +23,11 @@ struct ServeOptions {
   /// Under which clients ask for the model; empty: the name of its folder.
   std::string model_name = {};
   EngineOptions engine = {};
-  /// Texts that wait beside engine.max_rows that run; a request for more is refused with 429.
+  /// Texts that wait beside engine.max_rows that run; a request for more is refused with 429. At most engine.max_queue.
   int64_t max_queue = 256;
   /// New tokens of a request at most.
   int64_t max_tokens = 4096;
-  /// Connections that are served at once; as many more wait.
+  /// Connections that are served at once; as many more wait, and further ones get a 503.
   int64_t max_connections = 256;
   /// Bytes of the body of a request.
   uint64_t max_request_bytes = uint64_t{4} << 20;
@@ -43,8 +43,9 @@ void check_options(const ServeOptions& options);
 /// A model behind HTTP, for the clients of OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/embeddings,
 /// /v1/models, /health, /metrics, and a page to chat at /. A decoder generates, an encoder embeds.
 ///
-///     levin::Server server(levin::models::open_model("pythia-410m"),
-///     levin::text::Tokenizer::from_folder("pythia-410m")); std::cout << server.url() << std::endl; server.run();
+///     levin::Server server(levin::models::open_model("gpt2"), levin::text::Tokenizer::from_folder("gpt2"));
+///     std::cout << server.url() << std::endl;
+///     server.run();
 class Server {
  public:
   /// Binds the port: an Error of one line where it is taken. Without a tokenizer prompts are tokens. Where ranks have

@@ -144,6 +144,7 @@ struct Serve {
     options.engine.prefix_reuse = !no_prefix_reuse;
     options.engine.prompt_lookup = draft.prompt_lookup;
     options.engine.draft_tokens = draft.draft_tokens;
+    options.engine.max_queue = std::max(options.engine.max_queue, options.max_queue);
     check_options(options);
     check_options(options.engine);
   }

@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/main.h"
 #include "levin/generate/serve/http.h"
 #include "levin/report/live.h"
 
@@ -84,7 +85,17 @@ int serve_report(const std::vector<std::filesystem::path>& paths, const ReportSe
       {.host = options.host, .port = options.port, .max_connections = 32, .max_body_bytes = 1024},
       {{"GET", "/"}, {"GET", "/state"}, {"GET", "/runs.json"}, {"GET", "/report.json"}},
       {.admit = [&](const HttpRequest& request) { return answers.refused(request); },
-       .serve = [&](const HttpRequest& request) { return answers.answer(request); },
+       // In a worker: the traces may have to be read again.
+       .serve =
+           [&](const HttpRequest& request, const std::shared_ptr<serve::HttpExchange>& exchange) {
+             server.work([&, request, exchange] {
+               try {
+                 exchange->answer(answers.answer(request));
+               } catch (const std::exception& error) {
+                 exchange->answer(Answers::text(500, fmt::format("{}\n", one_line(error))));
+               }
+             });
+           },
        .refuse = [](const HttpRequest&, int status) { return Answers::text(status, fmt::format("{}\n", status)); }});
   if (!is_loopback(options.host)) log_warning("anyone who reaches this address may read the report");
   log_info("the report is read again while its files change; Ctrl-C ends it");
