@@ -217,8 +217,8 @@ TEST(Gemini, WhereChunksAreDoesNotChangeTheResult) {
     options.placement_policy = policy;
     results.push_back(run_ranks(2, [&](Collective& group) { return train(group, &options, {}, 1); })[0].tensors);
   }
-  // Gradients in host memory are 16-bit, which leads to other kernels.
-  EXPECT_LT(max_difference(results[0], results[1]), 1e-6);
+  // Gradients are reduced in float32; those that go to host memory are rounded to bfloat16 once.
+  EXPECT_LT(max_difference(results[0], results[1]), 1e-3);
   EXPECT_EQ(max_difference(results[1], results[2]), 0);
 }
 

@@ -588,8 +588,7 @@ TEST(Fsdp, NamesTheStrategyWhereModelsDiffer) {
          {std::pair<std::string, StrategyChoice>{"fsdp", FsdpOptions{.auto_wrap_policy = blocks}},
           {"deepspeed_stage_2", ZeroOptions{.stage = 2, .auto_wrap_policy = blocks}},
           {"colossalai", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = blocks}},
-          {"pipeline", PipelineOptions{.units = blocks}},
-          {"model_parallel", ModelParallelOptions{.mesh = {.dp_shard = 2}}}}) {
+          {"pipeline", PipelineOptions{.units = blocks}}}) {
       ShardNet net(ShardNetOptions{.hidden = 15 + group.rank()});
       EXPECT_THAT(error_of([&] { Trainee trainee(group, choice, *net); }),
                   ::testing::StartsWith("[" + name + "] the ranks have different models: "));
