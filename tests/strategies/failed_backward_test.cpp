@@ -211,7 +211,9 @@ INSTANTIATE_TEST_SUITE_P(
         PenaltyCase{"fsdp", FsdpOptions{.auto_wrap_policy = kPenaltyBlocks}},
         PenaltyCase{"fsdp_checkpointed", FsdpOptions{.auto_wrap_policy = kPenaltyBlocks}, 1e-5, "32-true", true},
         PenaltyCase{"fsdp_grad_op", FsdpOptions{.auto_wrap_policy = kPenaltyBlocks, .sharding_strategy = "grad_op"}},
-        PenaltyCase{"gemini", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = kPenaltyBlocks}, 0.05,
+        PenaltyCase{"gemini", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = kPenaltyBlocks}},
+        // The penalty makes much of the rounding of bfloat16: fsdp differs from float32 by the same 0.12.
+        PenaltyCase{"gemini_bf16", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = kPenaltyBlocks}, 0.2,
                     "bf16-mixed"}),
     [](const auto& instance) { return instance.param.name; });
 
