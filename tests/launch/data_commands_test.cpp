@@ -142,7 +142,7 @@ TEST_F(DataCommands, BenchTellsRateAndStages) {
   EXPECT_NEAR(shares, 1, 1e-9);
   EXPECT_GT(read_image(path("bench.png")).size(2), 500);
   expect_fails({"data", "bench", path("shapes"), "--transform", "cifra"}, HasSubstr("did you mean \"cifar\"?"));
-  expect_fails({"data", "bnech"}, HasSubstr("did you mean \"bench\"?"));
+  expect_fails({"data", "bnech"}, HasSubstr("stands where \"bench\" must"));
   expect_fails({"data", "bench", path("shapes"), "--num-workers", "many"}, HasSubstr("neither a number nor auto"));
 }
 
