@@ -34,7 +34,7 @@ MeteredGroup::MeteredGroup(GroupLedger& ledger, const GroupSizes& sizes)
 void MeteredGroup::begin_step(bool stale) {
   stale_ = stale;
   if (state_ == State::kGathered) ledger_.gathered += full_bytes();  // it stayed
-  has_gradient_ = has_reduced_ = receives_ = false;
+  has_gradient_ = has_reduced_ = has_sum_ = receives_ = false;
   full_gradients_ = 0;
   large_gradients_.clear();
 }
@@ -156,6 +156,8 @@ void MeteredGroup::finish_reduce() {
 void MeteredGroup::keep_reduced() {
   const bool offload = ledger_.figures.offload, adds = std::exchange(has_reduced_, true);
   const auto bytes = ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
+  if (adds && !std::exchange(has_sum_, true))
+    (offload ? ledger_.host_gradients : ledger_.gradients) += sum_bytes() - bytes;
   if (!offload)
     (adds ? ledger_.sent : ledger_.gradients) += bytes;
   else if (!adds)
@@ -166,11 +168,13 @@ void MeteredGroup::keep_reduced() {
     ledger_.host_rooms += bytes;
 }
 
+int64_t MeteredGroup::sum_bytes() const {
+  return ledger_.figures.bytes(sizes_.grad, std::max(ledger_.figures.gradient, ledger_.figures.accumulated));
+}
+
 void MeteredGroup::keep_sum() {
-  const auto& figures = ledger_.figures;
-  has_reduced_ = true;
-  const auto bytes = figures.bytes(sizes_.grad, std::max(figures.gradient, figures.accumulated));
-  (figures.offload ? ledger_.host_gradients : ledger_.gradients) += bytes;
+  has_reduced_ = has_sum_ = true;
+  (ledger_.figures.offload ? ledger_.host_gradients : ledger_.gradients) += sum_bytes();
 }
 
 void MeteredGroup::compare() {

@@ -96,6 +96,7 @@ class MeteredGroup final : public ScheduledGroup {
   void keep_reduced();
   /// The sum of those of micro-batches before is there.
   void keep_sum();
+  int64_t sum_bytes() const;
   /// Full parameters that stay are compared with the shards: a forward begins, and nobody has said that they changed.
   void compare();
 
@@ -112,7 +113,7 @@ class MeteredGroup final : public ScheduledGroup {
   bool has_memory_;
   bool stale_ = true;
   bool at_gloo_ = false;
-  bool has_gradient_ = false, has_reduced_ = false, has_room_ = false, receives_ = false;
+  bool has_gradient_ = false, has_reduced_ = false, has_sum_ = false, has_room_ = false, receives_ = false;
   int64_t full_gradients_ = 0;
   std::vector<int64_t> large_gradients_ = {};  // as they came; to host memory they leave one by one
 };
