@@ -124,7 +124,7 @@ TEST(Watch, LeavesNoThreadBehind) {
   const auto before = threads();
   {
     const detail::RankWatch watch(c10::make_intrusive<c10d::HashStore>(), 0, 2, {.beat = 10ms});
-    EXPECT_GE(threads(), 3);  // two and this one
+    EXPECT_GE(threads(), 3U);  // two and this one
   }
   EXPECT_TRUE(testing::eventually([&] { return threads() <= before; })) << threads() << " threads, not " << before;
 }

@@ -118,7 +118,7 @@ TEST(EngineScores, DoNotStopTextsThatAreWritten) {
   }
   const auto done = std::ranges::count_if(scored, [](const auto& one) { return !one.done.empty(); });
   EXPECT_LT(done, 100);
-  EXPECT_GE(done, steps - 1);  // and they go on
+  EXPECT_GE(done, steps - 1);  // and they are done one after the other
   const auto then = engine.stats().steps;
   engine.run_until_idle();
   for (const auto& one : scored) ASSERT_EQ(one.done.size(), 1u);

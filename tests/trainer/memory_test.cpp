@@ -84,7 +84,8 @@ class Memory : public testing::FolderTest {
             .max_epochs = 1,
             .enable_checkpointing = false,
             .enable_model_summary = false,
-            .default_root_dir = folder_};
+            .default_root_dir = folder_,
+            .on_nonfinite = "warn"};  // nobody asks whether this loss stays finite
   }
   std::FILE* quiet_ = nullptr;
 };

@@ -485,7 +485,7 @@ void Connection::flush() {
   send_some();
 }
 
-/// Each part that is taken has the time limit anew.
+/// The time limit is that of a part, from when the one before it was taken.
 void Connection::send_some() {
   expire(server_.options.write_timeout);
   const auto left = asio::buffer(writing_.data() + written_, writing_.size() - written_);
