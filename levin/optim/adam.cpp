@@ -66,11 +66,11 @@ class AdamImpl final : public detail::Typed<AdamTraits<Options>> {
     const bool by_levin = bucket.mixed || !bucket.copies.empty();
     const auto* refreshed =
         detail::refreshed_numbers<kernels::AdamNumbers>([this, group = bucket.group] { return numbers_of(group); });
-    // On CUDA the same kernel eagerly and in graphs, so that both give the same bits; it gives torch's numbers up to
-    // the last bit.
+    // On CUDA the same kernel and arithmetic eagerly and in graphs, and for gradients of every dtype, so that all give
+    // the same bits; it gives torch's numbers up to the last bit.
     if (by_levin || refreshed || bucket.device.is_cuda())
       kernels::fused_adam({bucket.params, bucket.grads, averages, squares, largest, bucket.steps, bucket.copies},
-                          numbers, scale, {refreshed, !by_levin});
+                          numbers, scale, {refreshed, bucket.device.is_cuda()});
     else if (bucket.plain)
       detail::plain_adam(bucket, numbers, scale);
     else if constexpr (kDecoupledDecay)

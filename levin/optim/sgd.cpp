@@ -77,7 +77,7 @@ class SGDImpl final : public detail::Typed<SGDTraits> {
         [this, group = bucket.group] { return numbers_of(group, /*is_first=*/false); });
     if (by_levin || refreshed || bucket.device.is_cuda())  // as in adam.cpp
       return kernels::fused_sgd({bucket.params, bucket.grads, bucket.slots[0], bucket.copies}, numbers, scale,
-                                {refreshed, !by_levin});
+                                {refreshed, bucket.device.is_cuda()});
     if (bucket.plain) return detail::plain_sgd(bucket, numbers, scale);
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.slots[0], o.weight_decay, o.momentum, o.lr, o.dampening,
                     o.nesterov, o.maximize, is_first, scale.scale, scale.found_inf);

@@ -367,7 +367,16 @@ TEST_F(CompileFsdpGpu, Zero) {
   for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE(stage);
     expect_captured({.strategy = zero(stage)});
+    expect_captured({.strategy = zero(stage), .precision = "bf16-mixed"});
     expect_captured({.strategy = zero(stage), .precision = "bf16-mixed", .accumulate = 2});
+    expect_captured({.strategy = zero(stage), .precision = "bf16-mixed", .accumulate = 2, .always_syncs = true});
+    expect_captured({.strategy = zero(stage),
+                     .precision = "bf16-mixed",
+                     .accumulate = 2,
+                     .clip = 0,
+                     .optimizer = [](const auto& params) -> Optimizer {
+                       return optim::SGD(params, {.lr = 1e-2, .momentum = 0.9});
+                     }});
   }
 }
 

@@ -25,8 +25,7 @@ template <class Numbers>
 struct StepReplay {
   /// Memory of the device that the kernel reads its numbers from when it runs. Null: the ones given by value.
   const Numbers* refreshed = nullptr;
-  /// Rounds as torch's fused kernels do (at::_fused_adam_, at::_fused_sgd_), so that eager steps and replays mix. Only
-  /// for lists that torch's kernels take: one dtype for all.
+  /// Rounds as torch's fused kernels do (at::_fused_adam_, at::_fused_sgd_), so that eager steps and replays mix.
   bool as_torch = false;
 };
 

@@ -213,14 +213,15 @@ class ShardGroup final : public ScheduledGroup {
   Tensor pack_grads(double scale);
   int64_t grad_row() const;
   void forget_unused();
-  Tensor receiving();
+  Tensor receiving(c10::ScalarType dtype);
   void reduce_alone();
   void update_in_place();
   void check_noted();
   void add_later_grads(const std::vector<size_t>& params, const Tensor& into);
   void reduce_over_ranks();
   c10::ScalarType sum_dtype() const;
-  void add_grads(Tensor reduced);
+  c10::ScalarType reduced_dtype() const;
+  void add_grads(Tensor reduced, c10::ScalarType dtype);
   void add_to_sum(const Tensor& more);
 
   std::string name_;

@@ -33,6 +33,15 @@ c10::ScalarType ShardGroup::sum_dtype() const {
   return c10::promoteTypes(*options_.grad_dtype, *options_.accumulate_dtype);
 }
 
+/// Of what this backward reduces: a sum of micro-batches is not rounded to less than it was added in.
+c10::ScalarType ShardGroup::reduced_dtype() const {
+  const bool is_sum = std::ranges::any_of(params_, [this](const auto& param) {
+    const Tensor& grad = param.param.grad();
+    return param.grad_offset >= 0 && grad.defined() && grad.scalar_type() == sum_dtype();
+  });
+  return is_sum ? sum_dtype() : *options_.grad_dtype;
+}
+
 /// The memory of gradients as give_grads handed it out, when all of them are still there, in their places.
 Tensor ShardGroup::grads_in_place() const {
   Tensor flat;
@@ -140,9 +149,9 @@ void ShardGroup::update_in_place() {
 }
 
 /// Where the gradients of this backward go.
-Tensor ShardGroup::receiving() {
+Tensor ShardGroup::receiving(c10::ScalarType dtype) {
   if (receiving_.defined()) return receiving_;
-  receiving_ = empty_grads(*options_.grad_dtype);
+  receiving_ = empty_grads(dtype);
   if (grads_.defined())
     incoming_ = receiving_;
   else
@@ -162,7 +171,7 @@ void ShardGroup::send_grad(size_t i) {
   param.sent = true;
   sent_bytes_.push_back(static_cast<int64_t>(grad.nbytes()));
   const auto from = std::exchange(grad, {});
-  const auto to = grad_part(receiving(), param);
+  const auto to = grad_part(receiving(*options_.grad_dtype), param);
   LaneWork work{.operation = "fsdp.reduce", .used = {from, to}};
   work.before = [from, to] { to.copy_(from, /*non_blocking=*/true); };
   sending_.push_back(lanes_->run(Lanes::kReduce, std::move(work)));
@@ -170,6 +179,7 @@ void ShardGroup::send_grad(size_t i) {
 
 // Nobody else has gradients, or they are empty: they are cast, or brought to the host.
 void ShardGroup::reduce_alone() {
+  const auto dtype = options_.offload ? *options_.grad_dtype : reduced_dtype();
   LaneWork work{.operation = "fsdp.reduce"};
   std::vector<std::pair<Tensor, const ShardedParam*>> grads;
   std::vector<const ShardedParam*> without;
@@ -189,7 +199,7 @@ void ShardGroup::reduce_alone() {
     }
   }
   if (grads.empty() && sending_.empty()) return;
-  const auto into = receiving();
+  const auto into = receiving(dtype);
   for (const auto* param : without) grad_part(into, *param).zero_();
   add_later_grads(again, into);
   // The oldest have had the time of the rest of the unit; what they leave is free for the next one.
@@ -246,6 +256,7 @@ void ShardGroup::reduce_over_ranks() {
   const double mean = 1.0 / (ranks_->size() * replicas_->size());
   // A sum of float16 gradients may be too large for it where their mean is not.
   const bool before = options_.reduce_dtype == at::kHalf;
+  const auto dtype = reduced_dtype();
   const auto all = pack_grads(before ? mean : 1);
   // Gloo sums everything on every rank, in a copy that lives until a thread of its own lets go of it. Summed in place,
   // there is one buffer, and it goes when this says so.
@@ -266,7 +277,7 @@ void ShardGroup::reduce_over_ranks() {
     options.reduceOp = c10d::ReduceOp::SUM;
     return group._reduce_scatter_base(out, in, options);
   };
-  work.after = [this, all, mine, in_place, factor = before ? 1 : mean] {
+  work.after = [this, all, mine, in_place, dtype, factor = before ? 1 : mean] {
     const at::NoGradGuard no_gradient;
     auto reduced = in_place ? mine.clone() : mine;
     if (in_place && all.is_cpu()) set_memory(all, false);
@@ -282,18 +293,18 @@ void ShardGroup::reduce_over_ranks() {
       reduced = reduced.narrow(0, 0, grad_numel_);
     }
     // In the wider dtype, so that nothing is lost in the division.
-    reduced = reduced.to(c10::promoteTypes(*options_.reduce_dtype, *options_.grad_dtype));
+    reduced = reduced.to(c10::promoteTypes(*options_.reduce_dtype, dtype));
     if (factor != 1) reduced.mul_(factor);
-    add_grads(std::move(reduced));
+    add_grads(std::move(reduced), dtype);
   };
   reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
 }
 
-void ShardGroup::add_grads(Tensor reduced) {
+void ShardGroup::add_grads(Tensor reduced, c10::ScalarType dtype) {
   first_grads_ = !grads_.defined();
   if (!options_.offload) {
     // Each rounded alike: a compiled step does not know which micro-batch it is.
-    reduced = reduced.to(*options_.grad_dtype);
+    reduced = reduced.to(dtype);
     if (grads_.defined())
       add_to_sum(reduced);
     else
