@@ -72,8 +72,7 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data_module, std::strin
   plan = resolved_;
   metrics = {};
   checkpoints = {};
-  loss_watch = LossWatch(plan.on_nonfinite == NonFinitePolicy::kWarn, *fabric);
-  finite = {};
+  begin_watch(*this);
   compiled.reset();
   set_global_options(plan);
   hooks.begin(module.configure_callbacks());
