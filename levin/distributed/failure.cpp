@@ -109,9 +109,13 @@ FailureExchange::FailureExchange(c10::intrusive_ptr<c10d::Store> store, int rank
       patience_(patience),
       parent_(std::move(parent)) {}
 
-void FailureExchange::check(std::string_view operation) const {
+void FailureExchange::check_process(std::string_view operation) const {
   LEVIN_CHECK(home_.is_here(), "[", operation, "] this process is a fork of rank ", names_[static_cast<size_t>(rank_)],
               ", which alone communicates; start ranks with launch()");
+}
+
+void FailureExchange::check(std::string_view operation) const {
+  check_process(operation);
   std::lock_guard lock(mutex_);
   LEVIN_CHECK(ended_.text.empty(), "[", operation, "] the group of ranks has ended: ", ended_.text);
 }

@@ -66,6 +66,8 @@ class FailureExchange {
 
   /// Throws when the group has failed before: the operation and the first reason.
   void check(std::string_view operation) const;
+  /// Throws in a forked child of the rank.
+  void check_process(std::string_view operation) const;
   bool failed() const;
   /// Ends the group and throws the line on which all ranks agree. Takes at most a few seconds.
   [[noreturn]] void fail(std::string_view operation, const FailureReport& report, std::string_view cause = {});

@@ -25,7 +25,7 @@ LEVIN_PROBE(forks) {
   fabric.emplace(FabricOptions{.accelerator = "cpu", .strategy = arguments.at(1), .devices = 2});
   fabric->launch();
   auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(8, 8), torch::nn::Linear(8, 2));
-  auto made = fabric->setup(module, optim::AdamW(module->parameters(), {.lr = 0.1}));
+  auto made = fabric->setup(module, optim::AdamW(module->parameters(), {.lr = 1e-3}));
   std::optional net(std::move(std::get<0>(made)));
   std::optional optimizer(std::move(std::get<1>(made)));
   module.reset();
