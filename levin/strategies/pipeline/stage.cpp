@@ -175,7 +175,8 @@ bool has_nan(const StageModule::Output& output) {
 }  // namespace
 
 /// Calls that only find something out leave buffers outside of units as they were (running statistics), and the random
-/// generators: such a call comes with the first step of a process, and a run that resumes must draw as one that did not.
+/// generators: such a call comes with the first step of a process, and a run that resumes must draw as one that did
+/// not.
 class StageModule::KeptBuffers {
  public:
   KeptBuffers(const StageCut& cut, c10::Device device) : random_({&device, 1}) {

@@ -37,8 +37,8 @@ struct Checkpoints {
     StateDict model = {};
   };
   std::vector<Waiting> waiting = {};
-  /// Those from which training could continue, oldest first: the one that the run has resumed from, and its own. Some may
-  /// be deleted.
+  /// Those from which training could continue, oldest first: the one that the run has resumed from, and its own. Some
+  /// may be deleted.
   struct Good {
     std::filesystem::path path;
     int64_t total_batches = 0;
