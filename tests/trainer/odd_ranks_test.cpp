@@ -39,6 +39,13 @@ const std::vector<OddCase>& cases() {
       {"interval", [](auto& o) { o.val_check_interval = 2; }, R"(val_check_interval is "2" on rank 2)"},
       {"monitor", [](auto& o) { o.callbacks.emplace_back(EarlyStopping({.monitor = "loss"})); },
        "callbacks is \"EarlyS"},
+      {"checkpoint",
+       [](auto& o) {
+         o.enable_checkpointing = true;
+         o.callbacks.emplace_back(ModelCheckpoint({.every_n_train_steps = 2}));
+       },
+       "callbacks is \"ModelCheckpoint{"},
+      {"policy", [](auto& o) { o.on_nonfinite = "skip"; }, R"(on_nonfinite is "skip" on rank 2 and "stop" on rank 0)"},
       {"lr", [](auto&) {}, R"(optimizer 0 is "SGD, lr 0.5)"},
       {"none", [](auto&) {}, "no error"},
       // What one rank alone may have.

@@ -13,6 +13,7 @@
 #include "levin/trainer/defaults.h"
 #include "levin/trainer/run/call.h"
 #include "levin/trainer/run/manual_optimizer.h"
+#include "levin/trainer/run/same_run.h"
 
 namespace levin::detail {
 namespace {
@@ -76,6 +77,7 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data_module, std::strin
   compiled.reset();
   set_global_options(plan);
   hooks.begin(module.configure_callbacks());
+  if (state.fitting) check_same_run(*this);
 
   logs.folder.clear();
   logs.folder = fabric->broadcast(log_dir(*this).string());

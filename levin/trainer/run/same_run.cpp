@@ -25,6 +25,20 @@ std::string hypers_of(const Optimizer& optimizer) {
   return text;
 }
 
+std::string word_of(NonFinitePolicy policy) {
+  switch (policy) {
+    case NonFinitePolicy::kStop:
+      return "stop";
+    case NonFinitePolicy::kSkip:
+      return "skip";
+    case NonFinitePolicy::kWarn:
+      return "warn";
+    case NonFinitePolicy::kRollback:
+      return "rollback";
+  }
+  return {};
+}
+
 Said said_of(const Run& run) {
   const auto& plan = run.plan;
   const auto number = [](auto value) { return fmt::format("{}", value); };
@@ -43,7 +57,7 @@ Said said_of(const Run& run) {
             {"num_sanity_val_steps", number(plan.sanity_steps)},
             {"log_every_n_steps", number(plan.log_every_n_steps)},
             {"reload_dataloaders_every_n_epochs", number(plan.reload_every_n_epochs)},
-            {"on_nonfinite", number(static_cast<int>(plan.on_nonfinite))},
+            {"on_nonfinite", word_of(plan.on_nonfinite)},
             {"max_rollbacks", number(plan.max_rollbacks)}};
   // Others may be of one rank alone: they do not communicate.
   std::string callbacks;
