@@ -1,8 +1,10 @@
 // The cost of one tiny training step in the Trainer: Linear(32, 2), SGD, batch 1, over samples that lie in memory; a
 // plain LibTorch loop beside the Trainer alone and with what a user has around it.
-//   trainer_step [--mode plain|barebones|full|logs|bar|hooks|all] [--steps N] [--rounds N]
+//   trainer_step [--mode plain|barebones|full|logs|bar|hooks|guard|all] [--steps N] [--rounds N] [--width N]
+// guard: what on_nonfinite costs a step of Linear(width, width), as more than "warn", which looks at losses alone.
 #include <chrono>
 #include <filesystem>
+#include <map>
 
 #include <fmt/format.h>
 #include <linux/perf_event.h>
@@ -80,7 +82,8 @@ struct Stopwatch {
 };
 
 struct Tiny : levin::TrainModuleOf<levin::Batch> {
-  Tiny(Stopwatch& w, bool l) : layer(register_module("layer", torch::nn::Linear(32, 2))), watch(w), logs(l) {}
+  Tiny(Stopwatch& w, bool l, int64_t inputs = 32, int64_t outputs = 2)
+      : layer(register_module("layer", torch::nn::Linear(inputs, outputs))), watch(w), logs(l) {}
 
   levin::StepOutput training_step(const levin::Batch& batch, const levin::StepInfo& at) override {
     if (at.batch_idx == kWarmUp) watch.start();
@@ -105,10 +108,11 @@ struct Absent : levin::Callback {
   void on_fit_end(levin::TrainerContext&) override {}
 };
 
-Stopwatch train(levin::DataLoader<levin::Batch> loader, bool logs, levin::TrainerOptions options) {
+Stopwatch train(levin::DataLoader<levin::Batch> loader, bool logs, levin::TrainerOptions options, int64_t inputs = 32,
+                int64_t outputs = 2) {
   torch::manual_seed(0);
   Stopwatch watch{.steps = loader.size()};
-  Tiny module(watch, logs);
+  Tiny module(watch, logs, inputs, outputs);
   options.accelerator = "cpu";
   options.max_epochs = 1;
   options.enable_model_summary = options.barebones ? std::optional<bool>() : false;
@@ -141,6 +145,7 @@ int main(int argc, char** argv) {
     const auto mode = args.get("mode", "all");
     const auto steps = args.get("steps", 3200);
     const auto rounds = args.get("rounds", 5);
+    const auto width = args.get("width", 32);
     args.check_all_used();
     at::set_num_threads(1);
     const auto folder = std::filesystem::temp_directory_path() / fmt::format("levin_trainer_step_{}", ::getpid());
@@ -167,6 +172,24 @@ int main(int argc, char** argv) {
       return train(loader(), false, {.callbacks = std::move(callbacks), .barebones = true});
     };
 
+    if (mode == "guard") {
+      const levin::TensorDataset wide({{"x", torch::randn({steps, width}) * 1e-3}});
+      std::map<std::string, double> best;
+      for (int64_t round = 0; round < rounds; ++round)
+        for (const char* policy : {"warn", "stop", "rollback", "skip"}) {
+          levin::TrainerOptions options{
+              .logger = false, .enable_progress_bar = false, .default_root_dir = folder, .on_nonfinite = policy};
+          const auto us =
+              train(levin::make_loader(wide, {.batch_size = 1}), false, options, width, width).microseconds();
+          auto& least = best.emplace(policy, us).first->second;
+          least = std::min(least, us);
+          std::filesystem::remove_all(folder);
+        }
+      for (const auto& [policy, us] : best)
+        fmt::print("{}: {:.3f} us a step, {:+.3f} us ({:+.1f} %)\n", policy, us, us - best["warn"],
+                   100 * (us / best["warn"] - 1));
+      return;
+    }
     if (mode != "all") {
       const auto watch = mode == "plain"       ? plain(loader())
                          : mode == "barebones" ? barebones()

@@ -34,6 +34,7 @@
 #include "levin/distributed/mesh.h"
 #include "levin/distributed/traffic.h"
 #include "levin/fabric/fabric.h"
+#include "levin/fabric/finite_watch.h"
 #include "levin/generate/engine.h"
 #include "levin/generate/generate.h"
 #include "levin/generate/placed_model.h"

@@ -1,4 +1,4 @@
-// Full tensors on rank 0, from the shards that ranks hold, one at a time.
+// Full tensors on rank 0, or on every rank, from the shards that ranks hold.
 #include <optional>
 
 #include <ATen/ops/empty.h>
@@ -21,7 +21,7 @@ PartGathering::Parts shards_in(const StateFiles& files) {
   PartGathering::Parts parts;
   for (const auto& file : files.files())
     for (const auto& item : file.items)
-      if (item.place) parts.emplace(item.id, PartGathering::Part{item.tensor, *item.place});
+      if (item.place) parts.emplace_back(item.id, PartGathering::Part{item.tensor, *item.place});
   return parts;
 }
 
@@ -53,10 +53,9 @@ StateDict detail::gather_full_state(const StateDict& state, ShardMap& shards, co
     (void)detail::tree_text(
         state, [&](const detail::StatePath& path, const Tensor& tensor) { return files.place(path, tensor); });
   });
-  PartGathering parts(group, shards_in(files));
+  PartGathering parts(group, shards_in(files), /*to_all=*/!options.rank0_only);
   std::unordered_map<std::string, Tensor> whole;
-  const auto share = [&](const Tensor& part, Tensor tensor) {
-    if (!options.rank0_only) group.broadcast(tensor);
+  const auto keep = [&](const Tensor& part, Tensor tensor) {
     whole.emplace(detail::shard_key(part), std::move(tensor));
   };
   std::exception_ptr failure;
@@ -64,16 +63,13 @@ StateDict detail::gather_full_state(const StateDict& state, ShardMap& shards, co
     try {
       for (const auto& file : files.files())
         for (const auto& item : file.items)
-          if (item.place && !item.alias) share(item.tensor, parts.whole(item.id));
+          if (item.place && !item.alias) keep(item.tensor, parts.whole(item.id));
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
     parts.end();
   } else {
-    parts.serve([&](const PartGathering::Part& part) {
-      if (options.rank0_only) return;
-      share(part.tensor, at::empty(part.place.sizes, at::TensorOptions().dtype(part.tensor.scalar_type())));
-    });
+    parts.serve([&](const PartGathering::Part& part, Tensor tensor) { keep(part.tensor, std::move(tensor)); });
   }
   StateDict result;
   detail::together(group, [&] {

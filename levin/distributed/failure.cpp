@@ -1,5 +1,6 @@
 #include "levin/distributed/failure.h"
 
+#include <condition_variable>
 #include <thread>
 
 #include <fmt/format.h>
@@ -108,7 +109,13 @@ FailureExchange::FailureExchange(c10::intrusive_ptr<c10d::Store> store, int rank
       patience_(patience),
       parent_(std::move(parent)) {}
 
+void FailureExchange::check_process(std::string_view operation) const {
+  LEVIN_CHECK(home_.is_here(), "[", operation, "] this process is a fork of rank ", names_[static_cast<size_t>(rank_)],
+              ", which alone communicates; start ranks with launch()");
+}
+
 void FailureExchange::check(std::string_view operation) const {
+  check_process(operation);
   std::lock_guard lock(mutex_);
   LEVIN_CHECK(ended_.text.empty(), "[", operation, "] the group of ranks has ended: ", ended_.text);
 }
@@ -124,7 +131,7 @@ std::string FailureExchange::reason() const {
 }
 
 void FailureExchange::conclude(const std::string& line, bool store_answers) noexcept {
-  if (failed()) return;
+  if (!home_.is_here() || failed()) return;
   auto agreed = line;
   if (store_answers) try {
       // Ranks may come to different lines at the same time: the first one counts.
@@ -209,7 +216,7 @@ std::string FailureExchange::agree(std::string_view operation, std::span<const i
 }
 
 void FailureExchange::leave(const FailureReport& report) noexcept {
-  if (failed()) return;
+  if (!home_.is_here() || failed()) return;
   try {
     post(report);
     say_done();
@@ -223,6 +230,7 @@ void FailureExchange::leave(const FailureReport& report) noexcept {
 }
 
 void FailureExchange::leave_by_exception() noexcept {
+  if (!home_.is_here()) return;
   FailureReport report{Kind::kFailed, "it left because of an exception"};
   if (parent_) {
     std::lock_guard lock(parent_->mutex_);
@@ -267,26 +275,37 @@ void FailureExchange::end_with(const FailureReport& report) noexcept {
   if (ended_.text.empty()) ended_ = report;
 }
 
+struct FailureWatcher::State {
+  std::mutex mutex;
+  std::condition_variable stop;
+  bool stopping = false;
+  std::thread thread;
+
+  ~State() {
+    {
+      std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    stop.notify_all();
+    thread.join();
+  }
+};
+
 FailureWatcher::FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
                                milliseconds every, std::function<void()> each_turn)
-    : thread_(
-          [this, failures = std::move(failures), react = std::move(react), every, each_turn = std::move(each_turn)] {
-            std::unique_lock lock(mutex_);
-            while (!stop_.wait_for(lock, every, [this] { return stopping_; })) {
-              if (each_turn) each_turn();
-              if (!failures->others_failed()) continue;
-              react();
-              return;
-            }
-          }) {}
-
-FailureWatcher::~FailureWatcher() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_all();
-  thread_.join();
+    : state_(std::make_unique<State>()) {
+  state_->thread = std::thread([state = &*state_, failures = std::move(failures), react = std::move(react), every,
+                                each_turn = std::move(each_turn)] {
+    std::unique_lock lock(state->mutex);
+    while (!state->stop.wait_for(lock, every, [&] { return state->stopping; })) {
+      if (each_turn) each_turn();
+      if (!failures->others_failed()) continue;
+      react();
+      return;
+    }
+  });
 }
+
+FailureWatcher::~FailureWatcher() = default;
 
 }  // namespace levin

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -9,10 +8,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
+
+#include "levin/core/worker_thread.h"
 
 namespace c10d {
 class Store;
@@ -66,6 +66,8 @@ class FailureExchange {
 
   /// Throws when the group has failed before: the operation and the first reason.
   void check(std::string_view operation) const;
+  /// Throws in a forked child of the rank.
+  void check_process(std::string_view operation) const;
   bool failed() const;
   /// Ends the group and throws the line on which all ranks agree. Takes at most a few seconds.
   [[noreturn]] void fail(std::string_view operation, const FailureReport& report, std::string_view cause = {});
@@ -100,6 +102,8 @@ class FailureExchange {
   const Hooks hooks_;
   const std::chrono::milliseconds patience_;
   const std::shared_ptr<FailureExchange> parent_;
+  /// A child of fork() has the connections of the rank, and may say nothing in its name.
+  const detail::HomeProcess home_;
   mutable std::mutex mutex_;
   /// What this rank says of the end; no text while the group has not ended.
   FailureReport ended_;
@@ -116,10 +120,8 @@ class FailureWatcher {
   FailureWatcher& operator=(const FailureWatcher&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::thread thread_;
+  struct State;
+  detail::ProcessBound<State> state_;
 };
 
 }  // namespace levin

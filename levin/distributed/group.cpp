@@ -4,6 +4,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -168,6 +169,11 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
 }
 
 ProcessCollective::~ProcessCollective() {
+  if (!home_.is_here()) {
+    // The connections are the rank's, which others believe to speak, and the threads that serve them are not here.
+    new auto(std::tuple(store_, control_, gloo_, nccl_, process_group_, failures_, pending_, trace_, watch_));
+    return;
+  }
   watcher_.reset();
   const auto place = watch_->place();
   watch_.reset();  // before this rank says that it is done: the one that serves the store may go then

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <optional>
 
+#include "levin/core/worker_thread.h"
 #include "levin/distributed/collective.h"
 #include "levin/distributed/failure.h"
 #include "levin/distributed/traffic.h"
@@ -66,8 +67,12 @@ class ProcessCollective : public Collective {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override;
   c10::intrusive_ptr<c10d::Store> store() const override;
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override;
-  void note_place(std::string_view place) override { watch_->set_place(place); }
-  void note_doing(std::string_view doing) override { watch_->set_doing(doing); }
+  void note_place(std::string_view place) override {
+    if (home_.is_here()) watch_->set_place(place);
+  }
+  void note_doing(std::string_view doing) override {
+    if (home_.is_here()) watch_->set_doing(doing);
+  }
   FailureExchange* failures() override { return failures_.get(); }
   std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages) override;
   Traffic traffic() const { return route_.traffic->read(); }
@@ -102,6 +107,7 @@ class ProcessCollective : public Collective {
   std::optional<FailureWatcher> watcher_;
   std::shared_ptr<detail::GroupTrace> trace_;
   std::shared_ptr<detail::RankWatch> watch_;
+  const detail::HomeProcess home_;
   int64_t sequence_ = 0;
 };
 

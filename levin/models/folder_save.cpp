@@ -238,7 +238,7 @@ void save_from_ranks(const LanguageModel& model, const fs::path& folder, const S
     plan = plan_save(model, options);
     for (const auto& parameter : plan.parameters)
       if (parameter.place)
-        parts.emplace(parameter.name, levin::detail::PartGathering::Part{parameter.tensor, *parameter.place});
+        parts.emplace_back(parameter.name, levin::detail::PartGathering::Part{parameter.tensor, *parameter.place});
     if (group.rank() != 0) return;
     check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
     staged.emplace(folder);

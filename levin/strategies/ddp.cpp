@@ -171,6 +171,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   void before_forward() override {
     if (options_.sync_batchnorm) batchnorm_.emplace(*group_);
     if (!at::GradMode::is_enabled() || !sync_) return;
+    // The reducer speaks past the group.
+    if (const auto* failures = group_->failures()) failures->check_process("ddp");
     if (!forward_prepared_ && !detail::is_capturing()) {
       logger_->set_runtime_stats_and_log();
       reducer_->prepare_for_forward();

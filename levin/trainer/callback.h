@@ -46,6 +46,9 @@ class Callback : public CallbackBase {
   /// What a checkpoint keeps of it; empty: nothing.
   virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict&) {}
+  /// The run goes back to the weights of a checkpoint (`on_nonfinite = "rollback"`): an average of weights goes back
+  /// with them, and may put other weights into "model" before the module takes them. Nothing else of a callback does.
+  virtual void on_rollback(TrainerContext&, StateDict& /*checkpoint*/) {}
   /// Whether a hook that it overrides does anything. A training step with a hook of a callback inside is not compiled.
   virtual bool hears(Hook) const { return true; }
 

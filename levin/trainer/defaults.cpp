@@ -19,6 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// What a cluster's signal has made a run write.
+constexpr std::string_view kHpcStart = "hpc_ckpt_";
+
 template <class C>
 int64_t count_of(const std::vector<CallbackRef>& callbacks) {
   return std::count_if(callbacks.begin(), callbacks.end(),
@@ -125,34 +128,48 @@ std::optional<fs::path> best_checkpoint(const std::vector<CallbackRef>& callback
 }
 
 LastCheckpoint last_checkpoint(const std::vector<CallbackRef>& callbacks, TrainerContext& run, bool resumes) {
-  const auto own = run.log_dir() / "checkpoints";
-  std::vector<fs::path> folders;
-  for (const auto& callback : callbacks)
-    if (auto* keeper = dynamic_cast<ModelCheckpoint*>(callback.get().get()))
-      if (keeper->dirpath() != own) folders.push_back(keeper->dirpath());
-  folders.push_back(own);
-  // A run that starts again has a new folder for its logs: what it resumes from is in that of an earlier one.
-  if (!run.loggers().empty())
-    for (const auto& version : earlier_versions(run.log_dir())) folders.push_back(version / "checkpoints");
+  const auto* format = run.fabric().checkpoint_format();
   size_t refused = 0;
   fs::path first_refused;
-  for (const auto& folder : folders) {
-    const auto search = search_checkpoints(folder, run.fabric().checkpoint_format(), resumes);
+  std::optional<CheckpointSearch> best;
+  std::vector<std::pair<fs::path, CheckpointProgress>> behind;
+  const auto look = [&](const fs::path& folder, std::string_view prefix = {}) {
+    auto search = search_checkpoints(folder, format, resumes, prefix);
     if (!search.refused.empty() && refused == 0) first_refused = folder;
     refused += search.refused.size();
-    if (search.furthest.empty()) continue;
-    for (const auto& [path, progress] : search.behind)
-      log_info(concat("[trainer] ckpt_path \"last\": passed over ", path.string(), ", which is at ",
-                      progress.to_string(), "; ", search.furthest.filename().string(), " is at ",
-                      search.progress.to_string()));
-    LastCheckpoint last{.path = search.furthest, .interrupted = search.furthest.parent_path() / kInterruptedName};
-    if (!fs::exists(last.interrupted)) last.interrupted.clear();
-    return last;
-  }
-  LEVIN_CHECK(refused == 0, "[trainer] ckpt_path \"last\": none of the ", refused, " checkpoints in \"",
+    if (search.furthest.empty()) return;
+    behind.insert(behind.end(), search.behind.begin(), search.behind.end());
+    if (best && best->progress >= search.progress) {
+      behind.emplace_back(search.furthest, search.progress);
+      return;
+    }
+    if (best) behind.emplace_back(best->furthest, best->progress);
+    best = std::move(search);
+  };
+  const auto own = run.log_dir() / "checkpoints";
+  std::vector<fs::path> folders;
+  const auto add = [&](const fs::path& folder) {
+    if (std::find(folders.begin(), folders.end(), folder) == folders.end()) folders.push_back(folder);
+  };
+  for (const auto& callback : callbacks)
+    if (auto* keeper = dynamic_cast<ModelCheckpoint*>(callback.get().get())) add(keeper->dirpath());
+  add(own);
+  for (const auto& folder : folders) look(folder);
+  // A run that starts again has a new folder for its logs: what it resumes from is in that of an earlier one.
+  if (!best && !run.loggers().empty())
+    for (const auto& version : earlier_versions(run.log_dir()))
+      if (!best) look(version / "checkpoints");
+  look(run.plan().root_dir, kHpcStart);
+  LEVIN_CHECK(best || refused == 0, "[trainer] ckpt_path \"last\": none of the ", refused, " checkpoints in \"",
               first_refused.string(),
               "\" can be loaded, and the lines above say why; without ckpt_path the run starts from the beginning");
-  return {};
+  if (!best) return {};
+  for (const auto& [path, progress] : behind)
+    log_info(concat("[trainer] ckpt_path \"last\": passed over ", path.string(), ", which is at ", progress.to_string(),
+                    "; ", best->furthest.filename().string(), " is at ", best->progress.to_string()));
+  LastCheckpoint last{.path = best->furthest, .interrupted = best->furthest.parent_path() / kInterruptedName};
+  if (!fs::exists(last.interrupted)) last.interrupted.clear();
+  return last;
 }
 
 fs::path interrupted_path(const std::vector<CallbackRef>& callbacks, TrainerContext& run) {
@@ -165,9 +182,9 @@ std::optional<int64_t> newest_hpc_number(const fs::path& folder) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const auto name = entry.path().filename().string();
-    constexpr std::string_view kStart = "hpc_ckpt_", kEnd = ".ckpt";
-    if (!name.starts_with(kStart) || !name.ends_with(kEnd)) continue;
-    const auto* first = name.data() + kStart.size();
+    constexpr std::string_view kEnd = ".ckpt";
+    if (!name.starts_with(kHpcStart) || !name.ends_with(kEnd)) continue;
+    const auto* first = name.data() + kHpcStart.size();
     const auto* last = name.data() + name.size() - kEnd.size();
     int64_t number = 0;
     if (std::from_chars(first, last, number).ptr == last && last != first)

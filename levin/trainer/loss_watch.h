@@ -1,22 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 
-namespace levin {
-class Fabric;
-}
+#include "levin/fabric/late_flags.h"
 
 namespace levin::detail {
 
 /// Finds the first loss of a run that is nan or inf, and warns of an epoch whose steps all returned none. Losses on a
 /// device are looked at together, 64 to 128 batches later, when they have long been there; at the end of an epoch all
-/// have been seen. There the ranks share what they find, so all know of it at the same batch.
+/// have been seen. There the ranks share what they find, so all know of it at the same batch. So they do on the CPU
+/// where they `share`; else each rank sees its own losses, at once.
 class LossWatch {
  public:
   struct Found {
@@ -25,8 +21,12 @@ class LossWatch {
 
   LossWatch() = default;
   /// `warns`: of the first one, with a line of its rank.
-  LossWatch(bool warns, Fabric& fabric) : warns_(warns), fabric_(&fabric) {}
+  LossWatch(bool warns, Fabric& fabric) : warns_(warns), fabric_(&fabric), late_(&fabric) {}
   std::optional<Found> first_bad() const { return found_; }
+  /// Called before the first loss.
+  void share() { shares_ = true; }
+  /// What was found or is still under way is of weights that are gone.
+  void forget();
 
   /// What a training step returned; an empty tensor is none.
   void add(const at::Tensor& loss, int64_t epoch, int64_t batch);
@@ -34,16 +34,6 @@ class LossWatch {
   void end_epoch(int64_t epoch, bool trains);
 
  private:
-  /// Which of some losses are not finite, on their way to the host.
-  struct Flags {
-    at::Tensor values;
-    std::vector<int64_t> batches;
-    int64_t epoch = 0;
-    std::optional<c10::Event> arrived = {};
-  };
-  void send(int64_t epoch);
-  /// Leaves as many groups for later.
-  void look(size_t later);
   void note(int64_t epoch, int64_t batch);
 
   bool warns_ = false;
@@ -51,9 +41,8 @@ class LossWatch {
   std::optional<Found> found_;
   bool warned_none_ = false;
   int64_t steps_ = 0, losses_ = 0;
-  std::vector<at::Tensor> pending_;
-  std::vector<int64_t> batches_;
-  std::deque<Flags> sent_;
+  bool shares_ = false;
+  LateFlags late_;
 };
 
 }  // namespace levin::detail

@@ -159,12 +159,15 @@ struct TrainerOptions {
   /// line says why.
   bool compile = false;
   /// What becomes of an optimizer step whose loss or gradients are nan or inf on any rank: "stop" ends the run on all
-  /// ranks, "skip" leaves the step out on all ranks, "warn" makes it, with a warning (docs/trainer.md).
+  /// ranks, "skip" leaves the step out on all ranks, "rollback" goes back to the weights of the last good checkpoint,
+  /// "warn" makes it, with a warning (docs/trainer.md).
   std::string on_nonfinite = "stop";
+  /// How often a run with `on_nonfinite = "rollback"` goes back; the next time it ends.
+  int64_t max_rollbacks = 3;
 };
 
 /// TrainerOptions::on_nonfinite.
-enum class NonFinitePolicy { kStop, kSkip, kWarn };
+enum class NonFinitePolicy { kStop, kSkip, kWarn, kRollback };
 
 /// What a run will do: every default filled in, every name known, contradictions refused. Printable, and made without
 /// data or hardware.
@@ -199,6 +202,7 @@ struct TrainerPlan {
   std::filesystem::path root_dir;
   bool autolog_hparams = true;
   NonFinitePolicy on_nonfinite = NonFinitePolicy::kStop;
+  int64_t max_rollbacks = 3;
   /// max_epochs was not given and nothing else ends the run.
   bool max_epochs_is_default = false;
 

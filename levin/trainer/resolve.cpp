@@ -58,7 +58,7 @@ void check_barebones(const TrainerOptions& asked) {
 }
 
 NonFinitePolicy policy_of(const std::string& word) {
-  static const std::vector<std::string> kWords{"stop", "skip", "warn"};
+  static const std::vector<std::string> kWords{"stop", "skip", "warn", "rollback"};
   const auto found = std::find(kWords.begin(), kWords.end(), word);
   if (found == kWords.end()) fail_unknown("trainer", "on_nonfinite", word, kWords);
   return static_cast<NonFinitePolicy>(found - kWords.begin());
@@ -153,6 +153,11 @@ TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
   plan.root_dir = asked.default_root_dir.empty() ? std::filesystem::path(".") : asked.default_root_dir;
   plan.autolog_hparams = asked.enable_autolog_hparams;
   plan.on_nonfinite = policy_of(asked.on_nonfinite);
+  at_least("max_rollbacks", asked.max_rollbacks, 1, "1 or more");
+  plan.max_rollbacks = asked.max_rollbacks;
+  LEVIN_CHECK(plan.on_nonfinite != NonFinitePolicy::kRollback || asked.enable_checkpointing.value_or(true),
+              "[trainer] on_nonfinite \"rollback\" goes back to a checkpoint of the run, which enable_checkpointing = "
+              "false does not write");
 
   if (plan.fast_dev_run > 0) {
     plan.limit_train = plan.limit_val = plan.limit_test = plan.limit_predict = plan.fast_dev_run;

@@ -150,8 +150,10 @@ void fields(TrainerOptions& o, auto f) {
   f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
   f("compile", o.compile, "capture steps in CUDA graphs and replay them");
   f("on_nonfinite", o.on_nonfinite,
-    "what to do when the loss or the gradients of a step are NaN or inf: end the run, leave the step out, or warn",
-    {"stop", "skip", "warn"});
+    "what to do when the loss or the gradients of a step are NaN or inf: end the run, leave the step out, go back to "
+    "the last good checkpoint, or warn",
+    {"stop", "skip", "rollback", "warn"});
+  f("max_rollbacks", o.max_rollbacks, "how often a run with on_nonfinite rollback goes back");
 }
 
 namespace {

@@ -1,4 +1,5 @@
 // Whole files out of sharded states: what they cost while they are written, and who can read them.
+#include <chrono>
 #include <cstdlib>
 
 #include <sys/wait.h>
@@ -7,6 +8,8 @@
 #include "levin/checkpoint/module_state.h"
 #include "levin/core/files.h"
 #include "levin/devices/memory_counter.h"
+#include "levin/distributed/traffic.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"
@@ -106,6 +109,70 @@ TEST_F(FullTest, ConsolidatingTakesOneTensorAndReportsProgress) {
   ASSERT_EQ(told.size(), 3u * kTensors + 1 + kTensors + 1);
   EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
   EXPECT_EQ(told.back(), (std::pair{2 * bytes, 2 * bytes}));
+}
+
+/// What a rank sends for many small tensors does not grow with their number. LEVIN_MANY_RANKS=64: on as many ranks.
+TEST_F(FullTest, SmallTensorsTravelTogether) {
+  constexpr int kMany = 200;
+  const char* asked = std::getenv("LEVIN_MANY_RANKS");
+  const int world = asked ? std::atoi(asked) : 5;
+  run_ranks(world, [&](Collective& group) {
+    at::set_num_threads(1);
+    TensorShards shards(group);
+    torch::nn::Module net;
+    const auto whole = [&](int i) {
+      return torch::arange(3.0 * world + i % 7).mul(i + 1).reshape({-1, 1}).repeat({1, 4});
+    };
+    for (int i = 0; i < kMany; ++i) {
+      const auto full = whole(i);
+      const auto each = (full.size(0) + world - 1) / world, start = std::min(full.size(0), each * group.rank());
+      const auto rows = std::min(full.size(0), start + each) - start;
+      const auto part = net.register_parameter(fmt::format("p{}", i), full.narrow(0, start, rows).clone());
+      shards.add(part, {.sizes = full.sizes().vec(), .start = start});
+    }
+    for (const bool rank0_only : {true, false}) {
+      group.barrier();
+      const auto begun = std::chrono::steady_clock::now();
+      const auto before = traffic(group);
+      const auto state = full_state_dict(net, shards, {.rank0_only = rank0_only});
+      const auto sent = traffic(group) - before;
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begun;
+      if (asked && group.rank() == 0)
+        std::printf("%d ranks, rank0_only %d: %.2f s\n", world, static_cast<int>(rank0_only), time.count());
+      const auto calls = [&](const char* name) {
+        const auto found = sent.operations.find(name);
+        return found == sent.operations.end() ? 0 : found->second.calls;
+      };
+      // One bucket: its request, and the end, are two broadcasts and one.
+      EXPECT_EQ(calls("broadcast"), rank0_only ? 3 : 4);
+      EXPECT_LE(calls("all_gather"), 4);
+      if (rank0_only && group.rank() != 0) {
+        EXPECT_TRUE(state.empty());
+        continue;
+      }
+      ASSERT_EQ(state.size(), kMany);
+      for (int i = 0; i < kMany; ++i) ASSERT_TRUE(state.at(fmt::format("p{}", i)).to_tensor().equal(whole(i))) << i;
+    }
+  });
+}
+
+/// Rows, ranges, replicas, tensors without elements, in one request and in several; on every rank.
+TEST_F(FullTest, ShardsThatDoNotFitAreRefusedOnEveryRank) {
+  run_ranks(3, [&](Collective& group) {
+    TensorShards shards(group);
+    torch::nn::Module net;
+    const auto add = [&](const char* name, int64_t start) {
+      const auto part = net.register_parameter(name, torch::ones({2, 2}));
+      shards.add(part, {.sizes = {6, 2}, .start = start});
+    };
+    add("good", 2 * group.rank());
+    add("holed", group.rank() == 1 ? 3 : 2 * group.rank());
+    add("after", 2 * group.rank());
+    for (const bool rank0_only : {true, false})
+      EXPECT_THAT(testing::error_of([&] { (void)full_state_dict(net, shards, {.rank0_only = rank0_only}); }),
+                  HasSubstr("the shards of \"holed\" on the ranks are not one tensor"));
+    group.barrier();
+  });
 }
 
 TEST_F(FullTest, TorchReadsIt) {

@@ -16,6 +16,7 @@
 
 #include "levin/core/error.h"
 #include "levin/testing/error_of.h"
+#include "levin/testing/forked.h"
 
 namespace levin {
 namespace {
@@ -373,38 +374,13 @@ TEST(Random, BelongsToItsKey) {
   EXPECT_NEAR(betas / 20000, 0.25, 0.01);
 }
 
-/// What a forked child of this process says through a pipe; "" when it did not end within a minute.
-std::string in_a_child(const std::function<std::string()>& body) {
-  int ends[2] = {-1, -1};
-  if (::pipe(ends) != 0) return "no pipe";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(60);  // a child that hangs dies of it
-    std::string text;
-    try {
-      text = body();
-    } catch (const std::exception& error) {
-      text = std::string("error: ") + error.what();
-    }
-    const bool written = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-    ::_exit(written ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text;
-  std::array<char, 256> part{};
-  for (ssize_t n = 0; (n = ::read(ends[0], part.data(), part.size())) > 0;)
-    text.append(part.data(), static_cast<size_t>(n));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? text : "ended by signal " + std::to_string(WTERMSIG(status));
-}
-
 int64_t sum_of(DataLoader<Batch>& loader) {
   int64_t sum = 0;
   for (auto& batch : loader) sum += batch["index"].sum().item<int64_t>();
   return sum;
 }
+
+using testing::in_a_child;
 
 TEST(LoaderAfterFork, AChildBeginsPassesWithThreadsOfItsOwn) {
   auto loader = make_loader(Drawing{64}, {.batch_size = 4, .num_workers = 2, .persistent_workers = true});

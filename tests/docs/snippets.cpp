@@ -775,6 +775,29 @@ int main(int argc, char** argv) {
 }
 }  // namespace from_lightning_cli
 
+// fabric.md
+void goes_back_to_the_last_good_checkpoint() {
+  levin::Fabric fabric;
+  torch::nn::Linear model(2, 2);
+  auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters()));
+  std::vector<levin::Batch> loader;
+levin::FiniteWatch watch(fabric);
+int returns = 0;
+for (int64_t step = 0; auto& batch : loader) {
+  auto loss = levin::cross_entropy(net(batch["x"]), batch["y"]);
+  fabric.backward(loss);
+  if (watch.found_bad(loss, opt)) {   // on all ranks, at the same step
+    LEVIN_CHECK(returns++ < 3, "the loss stays nan or inf");
+    fabric.load("run/good", {{"net", net}, {"optimizer", opt}});
+    opt.zero_grad();
+    continue;                         // the loop continues with the next batch
+  }
+  opt.step();
+  opt.zero_grad();
+  if (++step % 100 == 0 && !watch.found_bad_before_save()) fabric.save("run/good", {{"net", net}, {"optimizer", opt}});
+}
+}
+
 // parallelism.md
 void parallelism_training() {
 levin::Fabric fabric({.strategy = levin::TensorParallelOptions{.size = 2, .sequence_parallel = true}, .devices = 8});

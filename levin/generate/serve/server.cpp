@@ -382,7 +382,7 @@ struct Server::State {
 Server::Server(models::LanguageModel model, std::optional<text::Tokenizer> tokenizer, const ServeOptions& options) {
   check_options(options);
   LEVIN_CHECK(model.decoder || model.encoder, "[levin serve] there is no model");
-  state_ = std::make_unique<State>(std::move(model), std::move(tokenizer), options);
+  state_ = detail::ProcessBound(std::make_unique<State>(std::move(model), std::move(tokenizer), options));
 }
 
 Server::~Server() = default;
@@ -397,12 +397,14 @@ std::string Server::url() const {
 }
 
 void Server::run() {
+  LEVIN_CHECK(state_.is_here(), "[levin serve] this process is a fork of the one that has the server");
   state_->http->run();
   const std::lock_guard lock(state_->lost_mutex);
   LEVIN_CHECK(state_->lost.empty(), state_->lost);
 }
 
 void Server::stop() {
+  LEVIN_CHECK(state_.is_here(), "[levin serve] this process is a fork of the one that has the server");
   state_->draining = true;
   state_->wait_until_sent(state_->options.shutdown_timeout);
   state_->thread->fail_all(503, "The server is shutting down.");

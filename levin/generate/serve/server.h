@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "levin/core/worker_thread.h"
 #include "levin/generate/engine.h"
 #include "levin/models/folder.h"
 #include "levin/models/sentence_embedding.h"
@@ -67,7 +68,7 @@ class Server {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  detail::ProcessBound<State> state_;
 };
 
 }  // namespace levin

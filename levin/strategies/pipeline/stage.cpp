@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/nn/checkpointing/checkpointing_state.h"
 
 namespace levin {
 namespace {
@@ -173,10 +174,12 @@ bool has_nan(const StageModule::Output& output) {
 
 }  // namespace
 
-/// Calls that only find something out leave buffers outside of units as they were: running statistics.
+/// Calls that only find something out leave buffers outside of units as they were (running statistics), and the random
+/// generators: such a call comes with the first step of a process, and a run that resumes must draw as one that did
+/// not.
 class StageModule::KeptBuffers {
  public:
-  explicit KeptBuffers(const StageCut& cut) {
+  KeptBuffers(const StageCut& cut, c10::Device device) : random_({&device, 1}) {
     for (const auto& state : cut.states)
       if (!state.is_parameter && !state.in_unit && !state.tensor.is_meta())
         kept_.emplace_back(state.tensor, state.tensor.detach().clone());
@@ -185,12 +188,14 @@ class StageModule::KeptBuffers {
     // As batch norm writes them: the forward before has kept them for its backward, and no version may tell.
     const at::AutoDispatchBelowADInplaceOrView below;
     for (auto& [tensor, before] : kept_) tensor.copy_(before);
+    random_.apply();
   }
   KeptBuffers(const KeptBuffers&) = delete;
   KeptBuffers& operator=(const KeptBuffers&) = delete;
 
  private:
   std::vector<std::pair<Tensor, Tensor>> kept_;
+  detail::RngStates random_;
 };
 
 // What the first micro-batch gives must not be NaN because of a placeholder: then the stage uses something of the units
@@ -199,7 +204,7 @@ void StageModule::check_carried(const Now& now, const Output& output, const std:
                                 const std::vector<Tensor>& inputs) {
   if (!has_nan(output)) return;
   const at::NoGradGuard no_grad;
-  const KeptBuffers kept(cut_);
+  const KeptBuffers kept(cut_, device());
   auto again = begin(now.stage, now.shapes, inputs);
   again.fill = 0;
   Output without;
@@ -232,7 +237,7 @@ std::vector<bool> StageModule::find_carried(const Now& now, const std::function<
   const bool by_graph = device().is_meta();
   const at::AutoGradMode grad(by_graph);
   const auto& name = cut_.units[now.next].name;
-  const KeptBuffers kept(cut_);
+  const KeptBuffers kept(cut_, device());
   const auto skip_all = [&] {
     Now probe;
     probe.with_graph = by_graph;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <condition_variable>
+#include <thread>
 
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -55,18 +57,30 @@ uint64_t mixed(uint64_t hash, uint64_t value) {
 
 }  // namespace
 
+struct CallOrder::Watcher {
+  std::mutex mutex;
+  std::condition_variable stop;
+  bool stopping = false;
+  std::thread thread;
+
+  ~Watcher() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    stop.notify_all();
+    thread.join();
+  }
+};
+
 CallOrder::CallOrder(std::shared_ptr<Collective> group, std::string strategy)
     : group_(std::move(group)), strategy_(std::move(strategy)), store_(store_of_instance(*group_)), log_(kRemembered) {
-  watcher_ = std::thread([this] { watch(); });
+  watcher_ = ProcessBound<Watcher>(std::make_unique<Watcher>());
+  watcher_->thread = std::thread([this] { watch(); });
 }
 
 CallOrder::~CallOrder() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_all();
-  watcher_.join();
+  watcher_.reset();
 }
 
 int CallOrder::add(std::string name, int64_t elements) {
@@ -96,6 +110,8 @@ void CallOrder::announce(const Call& call) {
 }
 
 void CallOrder::next(std::string_view operation, int unit) {
+  LEVIN_CHECK(watcher_.is_here(), "[", strategy_, "] this process is a fork of rank ", group_->rank(),
+              ", which alone communicates; start ranks with launch()");
   Call call{.place = lost_ ? kLost : at_, .operation = operation, .unit = unit, .begins = begins_ || lost_};
   uint64_t hash = mixed(1469598103934665603ull, call.begins);
   for (const unsigned char letter : operation) hash = mixed(hash, letter);
@@ -229,10 +245,14 @@ void CallOrder::watch() {
   const auto& store = store_;
   int64_t seen = 0;
   std::vector<std::pair<int64_t, int>> open;
-  std::unique_lock lock(mutex_);
-  while (!stop_.wait_for(lock, kLookEvery, [this] { return stopping_; })) {
-    const auto announced = announced_;
+  auto& watcher = *watcher_;
+  std::unique_lock lock(watcher.mutex);
+  while (!watcher.stop.wait_for(lock, kLookEvery, [&] { return watcher.stopping; })) {
     lock.unlock();
+    const auto announced = [this] {
+      const std::lock_guard log_lock(mutex_);
+      return announced_;
+    }();
     try {
       const auto number = store->add(kDepartures, 0);
       for (; seen < number && store->check({departure_key(seen + 1)}); ++seen) {

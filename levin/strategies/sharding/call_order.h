@@ -1,15 +1,14 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "levin/core/worker_thread.h"
 #include "levin/distributed/collective.h"
 
 namespace levin::detail {
@@ -86,9 +85,8 @@ class CallOrder {
   std::mutex mutex_;  // of what the watcher reads
   std::vector<Call> log_;
   int64_t announced_ = 0;  // calls that were started, or are about to be
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::thread watcher_;
+  struct Watcher;
+  detail::ProcessBound<Watcher> watcher_;
 };
 
 }  // namespace levin::detail

@@ -106,6 +106,16 @@ void WeightAveraging::on_load_checkpoint(TrainerContext& run, StateDict& checkpo
   checkpoint["model"] = std::move(weights);
 }
 
+void WeightAveraging::on_rollback(TrainerContext& run, StateDict& checkpoint) {
+  if (!weights_) return;
+  on_load_checkpoint(run, checkpoint);
+  weights_->set_count(0);
+  if (loaded_count_ == 0) return;
+  weights_->load_state_dict(loaded_average_);
+  weights_->set_count(std::exchange(loaded_count_, 0));
+  loaded_average_ = {};
+}
+
 StateDict WeightAveraging::state_dict() const {
   return {{"latest_update_step", latest_update_step_}, {"latest_update_epoch", latest_update_epoch_}};
 }

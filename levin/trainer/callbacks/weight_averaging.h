@@ -46,6 +46,7 @@ class WeightAveraging : public Callback {
   void on_exception(TrainerContext& run, const std::exception& error) override;
   void on_save_checkpoint(TrainerContext& run, StateDict& checkpoint) override;
   void on_load_checkpoint(TrainerContext& run, StateDict& checkpoint) override;
+  void on_rollback(TrainerContext& run, StateDict& checkpoint) override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 

@@ -141,8 +141,9 @@ void run_batches(Run& run) {
     if (!run.plan.barebones) run.loss_watch.add(output.loss, progress.epoch, at.batch_idx);
 
     if (state.batch_stepped) step_schedulers(run, "step", /*plateau=*/false, progress.batch + 1);
-    // A step that was left out comes again, and with it the end of the epoch.
-    if (state.is_last_batch && !run.finite.bad) step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
+    // A step that comes again brings the end of the epoch with it.
+    if (state.is_last_batch && !run.finite.comes_again)
+      step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
     call_callbacks<Hook::on_train_batch_end>(run, output, batch, at.batch_idx);
     call_module(run, Hook::on_train_batch_end, [&] { module.any_batch_end(Stage::kTrain, output, batch, at); });
     check_finite(run);

@@ -144,8 +144,7 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
     run_compiled(run, *compiled, closure, output, whole_step);
   else
     whole_step();
-  // A step that was left out is no step: the batch, or its window, comes again when the run is resumed.
-  const bool stepped = steps && !run.finite.bad;
+  const bool stepped = steps && !run.finite.comes_again;
   state.window_open = !stepped;
   if (stepped) ++state.progress.global_step;
   return stepped;

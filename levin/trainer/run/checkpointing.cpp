@@ -116,10 +116,19 @@ void write(Run& run, const std::filesystem::path& path, bool weights_only, State
   std::optional<ShardTargets> targets;
   if (auto* shards = run.fabric->strategy().shards()) targets.emplace(targets_in_checkpoint(run, *shards));
   run.fabric->save(path.string(), all, {.targets = targets ? &*targets : nullptr});
-  if (!weights_only && run.state.fitting) remove_interrupted(run, path);
+  if (weights_only || !run.state.fitting) return;
+  note_good_checkpoint(run, path);
+  remove_interrupted(run, path);
 }
 
 }  // namespace
+
+void note_good_checkpoint(Run& run, const std::filesystem::path& path) {
+  if (run.plan.on_nonfinite != NonFinitePolicy::kRollback) return;
+  auto& good = run.checkpoints.good;
+  std::erase_if(good, [&](const auto& one) { return one.path == path; });
+  good.push_back({path, run.state.progress.total_batches});
+}
 
 ShardTargets targets_in_checkpoint(Run& run, ShardMap& shards) {
   const auto& module = *run.model.module;

@@ -37,6 +37,13 @@ struct Checkpoints {
     StateDict model = {};
   };
   std::vector<Waiting> waiting = {};
+  /// Those from which training could continue, oldest first: the one that the run has resumed from, and its own. Some
+  /// may be deleted.
+  struct Good {
+    std::filesystem::path path;
+    int64_t total_batches = 0;
+  };
+  std::vector<Good> good = {};
   /// The step of the last warning of weights that are not finite.
   int64_t warned_at = -1;
   /// The random generators, and the loggers' positions where it has written rows, before the validation under way.
@@ -65,6 +72,8 @@ void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_o
 void write_waiting_checkpoints(Run& run);
 /// Where a checkpoint goes that a cluster's signal asks for.
 std::filesystem::path hpc_path(const Run& run, int64_t number);
+/// Notes a checkpoint from which training could continue.
+void note_good_checkpoint(Run& run, const std::filesystem::path& path);
 /// Where a checkpoint has tensors of which a rank may hold shards.
 ShardTargets targets_in_checkpoint(Run& run, ShardMap& shards);
 

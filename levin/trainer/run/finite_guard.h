@@ -16,6 +16,8 @@ struct FiniteGuard {
   bool bad_loss = false;
   /// Nor was the step, on any rank, and its update was left out.
   bool bad = false;
+  /// The batch of such a step, or its window of accumulation, comes again when the run is resumed.
+  bool comes_again = false;
 };
 
 /// The loss to differentiate. One that is not finite gets gradients that are not either, which tell the other ranks.
@@ -23,7 +25,10 @@ at::Tensor guarded_loss(Run& run, const at::Tensor& loss);
 /// Called when the gradients of a step are complete; true: they or a loss of the window are not finite on some rank,
 /// the run is to stop, and the gradients are gone. Every rank must call.
 bool refuses_gradients(Run& run, Optimizer& optimizer);
-/// Ends the run, at the end of a batch, when its step or an earlier one was not finite.
+/// Ends the run, or takes it back to its last good checkpoint, at the end of a batch when its step or an earlier one
+/// was not finite. Every rank must call.
 void check_finite(Run& run);
+/// Called when the module is known: how losses are watched.
+void begin_watch(Run& run);
 
 }  // namespace levin::detail

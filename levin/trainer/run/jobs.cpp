@@ -13,6 +13,7 @@
 #include "levin/trainer/run/call.h"
 #include "levin/trainer/run/profiling.h"
 #include "levin/trainer/run/run.h"
+#include "levin/trainer/run/same_run.h"
 
 namespace levin::detail {
 namespace {
@@ -157,6 +158,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders t
     module.train();
     model.wrapped.emplace(fabric->setup_module(borrowed(module)));
     make_optimizers();
+    check_same_run(*this);
     if (shards) restore_model(*this, /*fit=*/true);
     // A log that is resumed has them, and learns of new ones when it stands where the checkpoint was.
     if (!checkpoints.loaded) log_hparams(*this);

@@ -52,7 +52,8 @@ StateDict LoopState::state_dict() const {
           {"closing_epoch", progress.closing_epoch},
           {"epoch_cut", progress.epoch_cut},
           {"batches_done", batches_done},
-          {"batch_stepped", batch_stepped}};
+          {"batch_stepped", batch_stepped},
+          {"rollbacks", rollbacks}};
 }
 
 void LoopState::load_state_dict(const StateDict& state) {
@@ -67,6 +68,8 @@ void LoopState::load_state_dict(const StateDict& state) {
   const auto* done = state.find("batches_done");  // not in checkpoints of earlier versions
   batches_done = done && done->to_bool();
   batch_stepped = state.at("batch_stepped").to_bool();
+  const auto* returns = state.find("rollbacks");
+  rollbacks = returns ? returns->to_int() : 0;
 }
 
 }  // namespace levin::detail

@@ -66,6 +66,8 @@ struct LoopState {
   int64_t window_begin = 0;
   /// The batches of the epoch are done and its end hooks run: metrics are those of the epoch.
   bool in_epoch_end = false;
+  /// How often the run has gone back to a checkpoint.
+  int64_t rollbacks = 0;
   /// Training steps run forward only.
   bool forward_only = false;
   bool should_stop = false;

@@ -155,6 +155,10 @@ std::filesystem::path find_checkpoint(Run& run, const std::string& asked, bool f
   }
   if (asked == "last") {
     auto last = last_checkpoint(run.hooks.callbacks(), run.context, /*resumes=*/fit);
+    LEVIN_CHECK(
+        fit || !last.path.empty(), "[trainer] ckpt_path \"last\": there is no checkpoint in \"",
+        run.plan.root_dir.string(),
+        "\" whose weights could be evaluated; give a path, or leave ckpt_path out for the weights of the module");
     if (last.path.empty())
       log_info("[trainer] ckpt_path \"last\": there is no checkpoint yet, so the run starts from the beginning");
     run.checkpoints.resumes_last = fit && !last.path.empty();
@@ -272,6 +276,7 @@ void restore_training(Run& run) {
       run.model.schedulers[i].scheduler.load_state_dict(schedulers[i].to_dict());
     run.state.load_state_dict(loaded->at("loops").to_dict().at("fit").to_dict());
   });
+  note_good_checkpoint(run, run.checkpoints.ckpt_path);
 }
 
 void restore_position(Run& run) {

@@ -13,6 +13,7 @@
 #include "levin/trainer/defaults.h"
 #include "levin/trainer/run/call.h"
 #include "levin/trainer/run/manual_optimizer.h"
+#include "levin/trainer/run/same_run.h"
 
 namespace levin::detail {
 namespace {
@@ -72,11 +73,11 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data_module, std::strin
   plan = resolved_;
   metrics = {};
   checkpoints = {};
-  loss_watch = LossWatch(plan.on_nonfinite == NonFinitePolicy::kWarn, *fabric);
-  finite = {};
+  begin_watch(*this);
   compiled.reset();
   set_global_options(plan);
   hooks.begin(module.configure_callbacks());
+  if (state.fitting) check_same_run(*this);
 
   logs.folder.clear();
   logs.folder = fabric->broadcast(log_dir(*this).string());

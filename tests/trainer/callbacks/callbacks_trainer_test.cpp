@@ -194,6 +194,72 @@ TEST_F(CallbacksInRuns, LastIsTheFurthestAndNotTheOneThatCtrlCLeft) {
   EXPECT_EQ(fit(1, "", {}), 4);
 }
 
+/// A checkpoint as a cluster's signal leaves it in the root folder, of a whole run.
+void leave_of_a_cluster(const std::filesystem::path& path, TrainerOptions o) {
+  Logging module;
+  Trainer trainer(std::move(o));
+  trainer.fit(module, boring_loader(8, 2));
+  trainer.save_checkpoint(path);
+}
+
+TEST_F(CallbacksInRuns, LastIsTheFurthestOfAClustersCheckpointsToo) {
+  const auto resume = [&](int64_t epochs) {
+    return testing::captured_stderr([&] {
+      Logging module;
+      Trainer(options({}, epochs)).fit(module, boring_loader(8, 2), {}, {.ckpt_path = "last"});
+    });
+  };
+  const auto hpc = folder_.path() / "hpc_ckpt_3.ckpt";
+  TemporaryFolder elsewhere;
+  auto two = options({}, 2);
+  two.default_root_dir = elsewhere.path();
+  two.enable_checkpointing = false;
+  leave_of_a_cluster(hpc, two);
+  EXPECT_THAT(resume(3), HasSubstr("resumes from " + hpc.string()));
+  ASSERT_EQ(names_in(dir()), (Names{"epoch=2-step=12.ckpt"}));
+  const auto text = resume(4);
+  EXPECT_THAT(text, HasSubstr("hpc_ckpt_3.ckpt, which is at epoch"));
+  EXPECT_THAT(text, HasSubstr("resumes from " + (dir() / "epoch=2-step=12.ckpt").string()));
+  // Damaged, it is passed over; where it is all there is, the run refuses.
+  std::filesystem::resize_file(hpc / "model.safetensors", 10);
+  EXPECT_THAT(resume(5), HasSubstr("resumes from " + (dir() / "epoch=3-step=16.ckpt").string()));
+  std::filesystem::remove_all(dir());
+  EXPECT_THAT(testing::error_of([&] { resume(5); }), HasSubstr("can be loaded"));
+}
+
+TEST_F(CallbacksInRuns, TheFurthestOfTheFoldersOfAllCheckpointsCounts) {
+  const auto keeping = [&](int64_t epochs) {
+    return options({ModelCheckpoint({.dirpath = folder_.path() / "by_epoch", .every_n_epochs = 2}),
+                    ModelCheckpoint({.dirpath = folder_.path() / "by_step", .every_n_train_steps = 5})},
+                   epochs);
+  };
+  Logging module;
+  Trainer(keeping(3)).fit(module, boring_loader(8, 2));
+  ASSERT_EQ(names_in(folder_.path() / "by_epoch"), (Names{"epoch=1-step=8.ckpt"}));
+  const auto text = testing::captured_stderr(
+      [&] { Trainer(keeping(4)).fit(module, boring_loader(8, 2), {}, {.ckpt_path = "last"}); });
+  EXPECT_THAT(text, HasSubstr("resumes from " + (folder_.path() / "by_step/epoch=2-step=10.ckpt").string()));
+}
+
+TEST_F(CallbacksInRuns, EvaluatingTheLastOfNothingIsRefused) {
+  Logging module;
+  Trainer trainer(options({}));
+  for (const char* stage : {"test", "validate", "predict"}) {
+    const auto line = testing::error_of([&] {
+      if (stage == std::string("test")) trainer.test(module, boring_loader(2), {.ckpt_path = "last"});
+      if (stage == std::string("validate")) trainer.validate(module, boring_loader(2), {.ckpt_path = "last"});
+      if (stage == std::string("predict")) trainer.predict(module, boring_loader(2), {.ckpt_path = "last"});
+    });
+    EXPECT_THAT(line, HasSubstr("there is no checkpoint in")) << stage;
+  }
+  auto one = options({}, 1);
+  one.enable_checkpointing = false;
+  leave_of_a_cluster(folder_.path() / "hpc_ckpt_1.ckpt", one);
+  const auto text = testing::captured_stderr([&] { trainer.test(module, boring_loader(2), {.ckpt_path = "last"}); });
+  EXPECT_THAT(text, HasSubstr("weights from"));
+  EXPECT_THAT(text, HasSubstr("hpc_ckpt_1.ckpt"));
+}
+
 TEST_F(CallbacksInRuns, AccumulationIsSetForARunThatResumesInsideAnEpoch) {
   const auto fit = [&](int64_t max_steps, const std::string& from) {
     torch::manual_seed(3);

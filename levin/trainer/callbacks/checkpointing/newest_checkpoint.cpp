@@ -32,12 +32,12 @@ void pass_over(detail::CheckpointSearch& search, const fs::path& path, std::stri
 }
 
 /// Names of checkpoints may hold slashes ("{val/loss}"), so those in folders of the folder count too.
-void collect_checkpoints(const fs::path& folder, int depth, const CheckpointFormat* own,
+void collect_checkpoints(const fs::path& folder, int depth, std::string_view prefix, const CheckpointFormat* own,
                          std::vector<FoundCheckpoint>& found, detail::CheckpointSearch& search) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const auto name = it->path().filename().string();
-    if (name.starts_with('.')) continue;
+    if (name.starts_with('.') || !name.starts_with(prefix)) continue;
     const bool has_name = name.ends_with(".ckpt");
     if (const auto* format = find_checkpoint_format(it->path(), own)) {
       found.push_back({.path = it->path(), .format = format, .is_named = has_name && is_resume_name(name)});
@@ -48,7 +48,7 @@ void collect_checkpoints(const fs::path& folder, int depth, const CheckpointForm
       pass_over(search, it->path(),
                 detail::concat("\"", it->path().string(), "\" is not a checkpoint, or not all of one"));
     else if (depth > 0 && it->is_directory(ignored))
-      collect_checkpoints(it->path(), depth - 1, own, found, search);
+      collect_checkpoints(it->path(), depth - 1, prefix, own, found, search);
   }
 }
 
@@ -77,10 +77,11 @@ std::string detail::CheckpointProgress::to_string() const {
   return concat("epoch ", epoch, ", step ", global_step);
 }
 
-detail::CheckpointSearch detail::search_checkpoints(const fs::path& dir, const CheckpointFormat* own, bool resumes) {
+detail::CheckpointSearch detail::search_checkpoints(const fs::path& dir, const CheckpointFormat* own, bool resumes,
+                                                    std::string_view prefix) {
   CheckpointSearch search;
   std::vector<FoundCheckpoint> all, found;
-  collect_checkpoints(dir, 2, own, all, search);
+  collect_checkpoints(dir, prefix.empty() ? 2 : 0, prefix, own, all, search);
   for (auto& each : all) {
     try {
       const auto checkpoint = each.format->open(each.path);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,9 @@ struct CheckpointSearch {
   /// Those with the name of one that is made to be resumed from, which are less far.
   std::vector<std::pair<std::filesystem::path, CheckpointProgress>> behind;
 };
-/// `resumes`: one with weights alone will not do.
-CheckpointSearch search_checkpoints(const std::filesystem::path& dir, const CheckpointFormat* format, bool resumes);
+/// `resumes`: one with weights alone will not do. `prefix`: only names that begin so count, and no subfolders.
+CheckpointSearch search_checkpoints(const std::filesystem::path& dir, const CheckpointFormat* format, bool resumes,
+                                    std::string_view prefix = {});
 
 }  // namespace detail
 }  // namespace levin
