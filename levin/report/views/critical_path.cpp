@@ -122,7 +122,7 @@ class PathFinder {
   }
 
   // The outermost operators of the threads that do the work of the step: its own, those of backward, and those that
-  // launch. Loaders and other helpers run beside it.
+  // launch. Loaders and other helpers are left out.
   void find_work() {
     std::vector<char> takes_part(trace_.tracks.size());
     takes_part[step_.thread] = true;
