@@ -69,6 +69,18 @@ TEST(Others, IdOfACallIsItsCorrelation) {
   EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("External id of 1 of 1 launches")));
 }
 
+// Whole microseconds: the call seems to begin before its operator.
+TEST(Others, CallBeginsAMicrosecondBeforeItsOperator) {
+  TraceText trace;
+  trace.op("aten::_to_copy", 100, 900, 3)
+      .op("aten::copy_", 111, 800, 4)
+      .call("cudaMemcpyAsync", 110, 800, 9000, 9000)
+      .device("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 120, 700, 9000, 9000);
+  const auto report = report_of(trace);
+  EXPECT_EQ(row_of(report, "aten::copy_")->device_self, 700'000);
+  EXPECT_EQ(row_of(report, "aten::_to_copy")->host_self, 100'000);
+}
+
 TEST(Others, IdThatNamesNobodyGoesByTime) {
   TraceText trace;
   trace.op("aten::mm", 110, 150, 4).call("cudaLaunchKernel", 120, 50, 9000, 9000).kernel("gemm", 300, 400, 9000, 9000);

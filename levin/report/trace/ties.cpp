@@ -121,7 +121,8 @@ class Ties {
     uint64_t named_none = 0, all = 0;
     for (uint32_t i = 0; i < trace_.calls.size(); ++i) {
       auto& call = trace_.calls[i];
-      const auto by_id = named(call), by_time = index_.at(call.thread, call.start);
+      // Times of whole microseconds may put the start of a call before that of its operator; not its middle.
+      const auto by_id = named(call), by_time = index_.at(call.thread, call.start + call.duration / 2);
       all += launches_[i];
       if (by_id != kNone && is_around(by_id, call)) {
         call.owner = collective_in(by_id, by_time);
