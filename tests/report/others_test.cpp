@@ -69,6 +69,21 @@ TEST(Others, IdOfACallIsItsCorrelation) {
   EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("External id of 1 of 1 launches")));
 }
 
+// By chance the number of a call may be that of an operator around it.
+TEST(Others, IdThatIsACorrelationMayNameAnOperatorAround) {
+  TraceText trace;
+  trace.op("aten::matmul", 100, 200, 9)
+      .op("aten::mm", 110, 150, 4)
+      .call("cudaLaunchKernel", 120, 50, 9, 9)
+      .kernel("gemm", 300, 400, 9, 9)
+      .op("aten::relu", 600, 50, 20)
+      .call("cudaLaunchKernel", 610, 20, 10, 10);
+  const auto report = report_of(trace);
+  EXPECT_EQ(row_of(report, "aten::mm")->device_self, 400'000);
+  EXPECT_EQ(row_of(report, "aten::mm")->host_self, 100'000);
+  EXPECT_EQ(row_of(report, "aten::matmul")->host_self, 50'000);
+}
+
 // Whole microseconds: the call seems to begin before its operator.
 TEST(Others, CallBeginsAMicrosecondBeforeItsOperator) {
   TraceText trace;

@@ -100,6 +100,17 @@ class Ties {
     return first != ids_.end() && first->first == call.external ? first->second : kNone;
   }
 
+  // One such call may be chance, and so may be an operator with that number around one.
+  bool ids_are_correlations() const {
+    size_t equal = 0, both = 0;
+    for (const auto& call : trace_.calls) {
+      if (call.external == kNone || call.external == 0 || call.correlation == kNone) continue;
+      ++both;
+      equal += call.external == call.correlation;
+    }
+    return 2 * equal > both;
+  }
+
   // Of an operator around a call: it, or the collective inside it that made the call. Newer traces name
   // record_param_comms, the operator around nccl:all_reduce.
   uint32_t collective_in(uint32_t owner, uint32_t innermost) const {
@@ -118,18 +129,20 @@ class Ties {
       if (host.external != kNone && host.external != 0) ids_.emplace_back(host.external, i);
     }
     std::sort(ids_.begin(), ids_.end());
+    const bool are_correlations = ids_are_correlations();
     uint64_t named_none = 0, all = 0;
     for (uint32_t i = 0; i < trace_.calls.size(); ++i) {
       auto& call = trace_.calls[i];
       // Times of whole microseconds may put the start of a call before that of its operator; not its middle.
       const auto by_id = named(call), by_time = index_.at(call.thread, call.start + call.duration / 2);
       all += launches_[i];
-      if (by_id != kNone && is_around(by_id, call)) {
+      const bool is_named = by_id != kNone && is_around(by_id, call);
+      if (by_time != kNone && !is_named && call.external != kNone && call.external != 0) named_none += launches_[i];
+      if (is_named && !are_correlations) {
         call.owner = collective_in(by_id, by_time);
       } else if (by_time != kNone) {
         call.owner = by_time;
-        named_none += launches_[i] && call.external != kNone && call.external != 0;
-      } else if (call.external != call.correlation) {
+      } else if (!are_correlations) {
         call.owner = by_id;
       }
     }
@@ -141,6 +154,7 @@ class Ties {
 
   // Of kernels of a collective: its span, by what launched them, or by its id in older traces.
   void collectives() {
+    const bool are_correlations = ids_are_correlations();
     std::map<uint32_t, uint32_t> by_id, of_owner;
     for (uint32_t i = 0; i < trace_.host.size(); ++i) {
       const auto& host = trace_.host[i];
@@ -153,7 +167,7 @@ class Ties {
         const auto [at, is_new] = of_owner.emplace(owner, kNone);
         if (is_new) at->second = collective_around(owner);
         event.collective = at->second;
-      } else if (event.external != event.correlation) {
+      } else if (!are_correlations) {
         const auto found = by_id.find(event.external);
         if (found != by_id.end()) event.collective = found->second;
       }
