@@ -143,6 +143,8 @@ TraceReport report_trace(TraceEvents events) {
   report.modules = view_modules(trace, tree);
   report.lanes = view_lanes(trace, report.steps);
   report.idle = view_idle(trace, report.steps);
+  report.launches = view_launches(trace);
+  report.annotations = view_annotations(trace);
   report.critical_path = find_critical_path(trace, report.steps);
   report.roofline = view_roofline(trace, tree, report.tensor_cores);
   report.mfu = view_mfu(trace, tree, report.steps, report.tensor_cores);

@@ -62,6 +62,8 @@ class TraceJson {
     out["trace"] = lanes();
     out["roofline"] = roofline();
     out["idle"] = idle();
+    out["launches"] = launches();
+    out["annotations"] = annotations();
     out["critical_path"] = critical_path();
     out["mfu"] = mfu();
     out["what_if"] = what_if();
@@ -353,6 +355,62 @@ class TraceJson {
     return {{"total_us", us(report_.idle.total)},
             {"percent", percent(report_.idle.total, report_.idle.of)},
             {"causes", causes}};
+  }
+
+  Json launches() const {
+    const auto& view = report_.launches;
+    if (view.launches == 0) return nullptr;
+    const auto mean = [](Ns sum, uint64_t count) { return us(static_cast<double>(sum) / static_cast<double>(count)); };
+    Json streams = Json::array(), rows = Json::array();
+    for (const auto& stream : view.streams) {
+      Json times = Json::array(), lengths = Json::array();
+      for (const auto& point : stream.curve) {
+        times.push_back(at(point.time));
+        lengths.push_back(point.length);
+      }
+      streams.push_back({{"device", stream.device},
+                         {"stream", trace_.tracks[stream.stream].thread},
+                         {"launches", stream.launches},
+                         {"longest_queue", stream.longest},
+                         {"mean_queue", stream.mean},
+                         {"full_us", us(stream.full)},
+                         {"queue", {{"time_us", std::move(times)}, {"length", std::move(lengths)}}}});
+    }
+    for (const auto& row : view.rows) {
+      if (rows.size() == kMostRows) break;
+      rows.push_back({{"name", name(row.name)},
+                      {"launches", row.launches},
+                      {"mean_call_us", mean(row.call, row.launches)},
+                      {"mean_delay_us", mean(row.delay, row.launches)},
+                      {"mean_work_us", mean(row.work, row.launches)},
+                      {"shorter_than_call", row.shorter}});
+    }
+    return {{"launches", view.launches},
+            {"call_us", us(view.call)},
+            {"mean_call_us", mean(view.call, view.launches)},
+            {"mean_delay_us", mean(view.delay, view.launches)},
+            {"median_delay_us", us(view.median_delay)},
+            {"longest_delay_us", us(view.longest_delay)},
+            {"shorter_than_call", view.shorter},
+            {"slow_calls", view.slow_calls},
+            {"late", view.late},
+            {"full_queue", kFullQueue},
+            {"streams", std::move(streams)},
+            {"rows", std::move(rows)}};
+  }
+
+  Json annotations() const {
+    Json out = Json::array();
+    for (const auto& row : report_.annotations) {
+      if (out.size() == kMostRows) break;
+      out.push_back({{"name", name(row.name)},
+                     {"occurrences", row.occurrences},
+                     {"launches", row.launches},
+                     {"host_us", us(row.host)},
+                     {"device_self_us", us(row.device_self)},
+                     {"device_total_us", us(row.device_total)}});
+    }
+    return out;
   }
 
   // The longest segments are shown, in the order of time: all that are longer than this, and as many of just this
