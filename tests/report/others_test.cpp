@@ -84,6 +84,39 @@ TEST(Others, IdThatIsACorrelationMayNameAnOperatorAround) {
   EXPECT_EQ(row_of(report, "aten::matmul")->host_self, 50'000);
 }
 
+// As in a test of PyTorch's plugin: where ids are names, one of them counts though its operator has ended.
+TEST(Others, IdThatIsANameCountsMoreThanTime) {
+  TraceText trace;
+  trace.op("aten::matmul", 100, 300, 2)
+      .op("aten::mm", 110, 50, 3)
+      .call("cudaLaunchKernel", 120, 10, 3, 100)
+      .kernel("first", 500, 5, 3, 100)
+      .call("cudaLaunchKernel", 200, 10, 3, 101)
+      .kernel("second", 600, 7, 3, 101);
+  const auto report = report_of(trace);
+  EXPECT_EQ(row_of(report, "aten::mm")->device_self, 12'000);
+  EXPECT_THAT(report.warnings, IsEmpty());
+}
+
+// Ids of another kind, which name operators elsewhere.
+TEST(Others, IdsThatNameOperatorsElsewhereAreNotTrusted) {
+  TraceText trace;
+  trace.op("aten::transpose", 10, 20, 500)
+      .op("aten::mm", 110, 150, 4)
+      .call("cudaLaunchKernel", 120, 50, 500, 77)
+      .kernel("gemm", 300, 400, 500, 77);
+  const auto report = report_of(trace);
+  EXPECT_EQ(row_of(report, "aten::mm")->device_self, 400'000);
+  EXPECT_EQ(row_of(report, "aten::transpose")->device_self, 0);
+  EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("External id of 1 of 1 launches")));
+}
+
+TEST(Others, IdCountsWhereNoOperatorRuns) {
+  TraceText trace;
+  trace.op("op1", 100, 60, 2).call("cudaLaunchKernel", 200, 10, 2, 334).kernel("k", 220, 38, 2, 334);
+  EXPECT_EQ(row_of(report_of(trace), "op1")->device_self, 38'000);
+}
+
 // Whole microseconds: the call seems to begin before its operator.
 TEST(Others, CallBeginsAMicrosecondBeforeItsOperator) {
   TraceText trace;

@@ -111,6 +111,18 @@ class Ties {
     return 2 * equal > both;
   }
 
+  // Ids are trusted where most of those that name an operator name one around their call.
+  bool ids_are_names() const {
+    size_t around = 0, any = 0;
+    for (const auto& call : trace_.calls) {
+      const auto by_id = named(call);
+      if (by_id == kNone) continue;
+      ++any;
+      around += is_around(by_id, call);
+    }
+    return 2 * around >= any;
+  }
+
   // Of an operator around a call: it, or the collective inside it that made the call. Newer traces name
   // record_param_comms, the operator around nccl:all_reduce.
   uint32_t collective_in(uint32_t owner, uint32_t innermost) const {
@@ -129,26 +141,26 @@ class Ties {
       if (host.external != kNone && host.external != 0) ids_.emplace_back(host.external, i);
     }
     std::sort(ids_.begin(), ids_.end());
-    const bool are_correlations = ids_are_correlations();
-    uint64_t named_none = 0, all = 0;
+    const bool are_correlations = ids_are_correlations(), are_names = !are_correlations && ids_are_names();
+    uint64_t by_others = 0, all = 0;
     for (uint32_t i = 0; i < trace_.calls.size(); ++i) {
       auto& call = trace_.calls[i];
       // Times of whole microseconds may put the start of a call before that of its operator; not its middle.
       const auto by_id = named(call), by_time = index_.at(call.thread, call.start + call.duration / 2);
       all += launches_[i];
       const bool is_named = by_id != kNone && is_around(by_id, call);
-      if (by_time != kNone && !is_named && call.external != kNone && call.external != 0) named_none += launches_[i];
-      if (is_named && !are_correlations) {
-        call.owner = collective_in(by_id, by_time);
+      if (are_names && by_id != kNone) {
+        call.owner = is_named ? collective_in(by_id, by_time) : by_id;
       } else if (by_time != kNone) {
         call.owner = by_time;
+        by_others += launches_[i] && !is_named && call.external != kNone && call.external != 0;
       } else if (!are_correlations) {
         call.owner = by_id;
       }
     }
-    if (named_none > 0)
+    if (by_others > 0)
       trace_.warnings.push_back(levin::detail::concat(
-          "the External id of ", named_none, " of ", all,
+          "the External id of ", by_others, " of ", all,
           " launches is that of no operator around them: their work counts for the operator that ran at their time"));
   }
 

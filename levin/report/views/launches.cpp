@@ -98,7 +98,7 @@ LaunchView view_launches(const TraceEvents& trace) {
   }
   if (delays.empty()) return view;
   std::ranges::sort(delays);
-  view.median_delay = delays[delays.size() / 2];
+  view.median_delay = (delays[delays.size() / 2] + delays[(delays.size() - 1) / 2]) / 2;
   view.longest_delay = delays.back();
   for (auto& [place, changes] : queues) {
     auto& stream = view.streams.emplace_back(LaunchStream{.device = place.first, .stream = place.second});
