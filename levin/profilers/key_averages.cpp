@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <map>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include "levin/profilers/stacks/stacks.h"
 #include "levin/profilers/unit_spans.h"
 
 namespace levin {
@@ -187,12 +190,14 @@ class Rows {
  public:
   explicit Rows(const KeyGrouping& grouping) : grouping_(grouping) {}
 
-  KeyAverage& at(const std::string& name, const KinetoEvent& event, const std::string& unit) {
+  KeyAverage& at(const std::string& name, const KinetoEvent& event, const std::string& unit,
+                 const std::string& stack = {}) {
     const bool device = !on_host(event);
     const auto shapes = grouping_.by_input_shape && !device ? shapes_of(event) : std::string();
     const auto of_unit = grouping_.by_unit ? unit : std::string();
-    const auto [found, is_new] = index_.try_emplace(std::tuple(name, shapes, of_unit, device), rows.size());
-    if (is_new) rows.push_back({.name = name, .unit = of_unit, .input_shapes = shapes, .on_device = device});
+    const auto [found, is_new] = index_.try_emplace(std::tuple(name, shapes, of_unit, stack, device), rows.size());
+    if (is_new)
+      rows.push_back({.name = name, .unit = of_unit, .stack = stack, .input_shapes = shapes, .on_device = device});
     return rows[found->second];
   }
 
@@ -200,8 +205,13 @@ class Rows {
 
  private:
   KeyGrouping grouping_;
-  std::map<std::tuple<std::string, std::string, std::string, bool>, size_t> index_;
+  std::map<std::tuple<std::string, std::string, std::string, std::string, bool>, size_t> index_;
 };
+
+std::string joined(const std::vector<std::string>& frames, int64_t most) {
+  const auto count = std::min(frames.size(), static_cast<size_t>(std::max<int64_t>(most, 0)));
+  return fmt::format("{}", fmt::join(frames.begin(), frames.begin() + static_cast<std::ptrdiff_t>(count), ";"));
+}
 
 bool is_hidden(std::string_view name) {
   return std::find(kHidden.begin(), kHidden.end(), name) != kHidden.end();
@@ -210,7 +220,8 @@ bool is_hidden(std::string_view name) {
 }  // namespace
 
 std::vector<KeyAverage> key_averages(const torch::autograd::profiler::ProfilerResult& result,
-                                     const KeyGrouping& grouping, const detail::AllUnitCalls& units) {
+                                     const KeyGrouping& grouping, const detail::AllUnitCalls& units,
+                                     const detail::EventStacks* stacks) {
   const auto& events = result.events();
   auto calls = host_calls(events);
   connect(calls, units);
@@ -228,7 +239,10 @@ std::vector<KeyAverage> key_averages(const torch::autograd::profiler::ProfilerRe
   for (const auto& node : calls.nodes) {
     unit_of.emplace(node.event->correlationId(), node.unit);
     if (node.folded || is_hidden(node.name)) continue;
-    auto& row = table.at(node.name, *node.event, name_of_unit(node.unit));
+    const auto stack = stacks != nullptr && grouping.by_stack > 0
+                           ? joined(stacks->of(node.event->correlationId()), grouping.by_stack)
+                           : std::string();
+    auto& row = table.at(node.name, *node.event, name_of_unit(node.unit), stack);
     ++row.calls;
     row.self_cpu += node.self_cpu;
     row.cpu_total += node.end - node.start;

@@ -17,6 +17,8 @@ struct KeyGrouping {
   bool by_input_shape = false;
   /// Calls in other units of the model are other rows; needs with_modules.
   bool by_unit = false;
+  /// Calls from other places are other rows, by this many innermost frames of the call stack; 0: not. Needs with_stack.
+  int64_t by_stack = 0;
 };
 
 /// All calls of an operator, span, runtime function or kernel. Times are nanoseconds, memory is bytes.
@@ -24,6 +26,8 @@ struct KeyAverage {
   std::string name;
   /// "encoder.layers.0", with `by_unit`.
   std::string unit = {};
+  /// "train.cpp(42): forward;main.cpp(7): main", the innermost frame first, with `by_stack`.
+  std::string stack = {};
   /// "[[32, 128], [128, 10]]", with `by_input_shape`.
   std::string input_shapes = {};
   int64_t calls = 0;
@@ -47,13 +51,15 @@ struct KeyAverage {
 
 namespace detail {
 class UnitCalls;
-}
+class EventStacks;
+}  // namespace detail
 
 /// The rows of a recording, in the order in which they were first seen. `units` tells of which unit an operator of
-/// backward is.
+/// backward is, `stacks` where it was called.
 std::vector<KeyAverage> key_averages(const torch::autograd::profiler::ProfilerResult& result,
                                      const KeyGrouping& grouping = {},
-                                     const std::vector<std::shared_ptr<detail::UnitCalls>>& units = {});
+                                     const std::vector<std::shared_ptr<detail::UnitCalls>>& units = {},
+                                     const detail::EventStacks* stacks = nullptr);
 
 struct KeyTableOptions {
   /// A column by torch's name ("self_cpu_time_total", "cuda_time_total", "cpu_memory_usage", "flops", "count", ...).

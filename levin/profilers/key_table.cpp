@@ -72,7 +72,7 @@ struct Column {
 
 struct Sums {
   double self_cpu = 0, self_device = 0, flops = 0;
-  bool device = false, memory = false, device_memory = false, shapes = false, units = false;
+  bool device = false, memory = false, device_memory = false, shapes = false, units = false, stacks = false;
 
   explicit Sums(const std::vector<KeyAverage>& rows) {
     for (const auto& row : rows) {
@@ -84,6 +84,7 @@ struct Sums {
       device_memory |= row.device_memory != 0;
       shapes |= !row.input_shapes.empty();
       units |= !row.unit.empty();
+      stacks |= !row.stack.empty();
     }
   }
 };
@@ -137,6 +138,9 @@ std::vector<Column> columns_of(const std::vector<KeyAverage>& rows, const Sums& 
   if (sums.shapes)
     add(
         "Input Shapes", [](Row row) { return cut(row.input_shapes, 80); }, true);
+  if (sums.stacks)
+    add(
+        "Source Location", [](Row row) { return cut(row.stack, 160); }, true);
   if (sums.flops > 0) {
     const auto [unit, scale] = flops_unit(sums.flops);
     add("Total " + unit, [scale = scale](Row row) {

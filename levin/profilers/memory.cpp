@@ -71,8 +71,9 @@ void MemoryProfiler::stop(ActionId action) {
 
 void MemoryProfiler::begin_loop(const ProfiledRun& run) {
   rank_of_run_ = run.rank;
-  history_ = std::make_unique<MemoryHistory>(run.device.value_or(at::kCPU),
-                                             MemoryHistoryOptions{.max_entries = options_.max_entries});
+  history_ = std::make_unique<MemoryHistory>(
+      run.device.value_or(at::kCPU),
+      MemoryHistoryOptions{.max_entries = options_.max_entries, .with_stack = options_.with_stack});
   history_->set_on_out_of_memory([this](const std::string& line) { out_of_memory(line); });
   if (run.module) history_->watch(*run.module);
 }

@@ -22,6 +22,8 @@ struct MemoryProfilerOptions {
   int64_t max_entries = 100'000;
   /// Rows of the report.
   int64_t row_limit = 15;
+  /// Snapshots have the functions of the program that allocated, with lines where it has debug information (-g).
+  bool with_stack = false;
 };
 
 /// Who holds memory in a run: the history of the allocator with units and operators. At the end of a loop it writes a

@@ -15,6 +15,7 @@
 #include "levin/core/words.h"
 #include "levin/devices/memory_listener.h"
 #include "levin/profilers/memory_snapshot.h"
+#include "levin/profilers/stacks/stacks.h"
 #include "levin/profilers/unit_spans.h"
 
 namespace levin {
@@ -55,6 +56,8 @@ struct MemoryHistory::State : MemoryListener {
   struct Stack {
     std::vector<detail::MemoryFrame> frames;
     std::string holder;
+    /// Of `code`.
+    uint32_t called_from = 0;
   };
 
   c10::Device device;
@@ -69,6 +72,7 @@ struct MemoryHistory::State : MemoryListener {
   std::deque<MemoryEntry> entries;
   std::vector<Stack> stacks;
   std::unordered_map<std::string, size_t> stack_index;
+  detail::StackTable code;
   std::unordered_map<std::string, MemoryHolder> holding, at_peak;
   int64_t allocated_bytes = 0, peak_bytes = 0, noted_peak = 0;
   bool telling = false;
@@ -105,8 +109,13 @@ struct MemoryHistory::State : MemoryListener {
       if (frame.unit) key += " @" + frame.unit->path;
       key += '\n';
     }
+    const auto called_from = options.with_stack ? code.here() : 0;
+    if (called_from != 0) key += "from " + std::to_string(called_from);
     const auto [found, is_new] = stack_index.try_emplace(key, stacks.size());
-    if (is_new) stacks.push_back(described(frames));
+    if (is_new) {
+      stacks.push_back(described(frames));
+      stacks.back().called_from = called_from;
+    }
     return found->second;
   }
 
@@ -219,7 +228,11 @@ struct MemoryHistory::State : MemoryListener {
     if (device.is_cuda()) out.segments = detail::cuda_memory_segments();
     const std::lock_guard lock(mutex);
     out.entries.assign(entries.begin(), entries.end());
-    for (const auto& stack : stacks) out.stacks.push_back(stack.frames);
+    const auto functions = detail::symbolized(code);
+    for (const auto& stack : stacks) {
+      auto& frames = out.stacks.emplace_back(stack.frames);
+      for (const auto& frame : functions[stack.called_from]) frames.push_back({frame.function, frame.file, frame.line});
+    }
     for (const auto& [address, block] : live) {
       out.stack_of.emplace_back(address, block.stack);
       if (device.is_cuda()) continue;

@@ -27,6 +27,8 @@ struct MemoryHolder {
 struct MemoryHistoryOptions {
   /// Allocations and frees that are kept; older ones are forgotten.
   int64_t max_entries = 100'000;
+  /// Snapshots have the functions of the program that allocated, with lines where it has debug information (-g).
+  bool with_stack = false;
 };
 
 /// Records every allocation of a device while it lives, with the operators, spans and the unit in which it was made.

@@ -36,7 +36,7 @@ class Stacks {
         auto one = new_dict();
         one.insert("name", frame.name);
         one.insert("filename", frame.place);
-        one.insert("line", int64_t{0});
+        one.insert("line", frame.line);
         frames.push_back(one);
       }
       lists_.push_back(frames);

@@ -11,6 +11,7 @@ namespace levin::detail {
 /// A line of a stack as PyTorch's memory viewer shows it.
 struct MemoryFrame {
   std::string name, place;
+  int64_t line = 0;
 };
 
 struct MemoryEntry {

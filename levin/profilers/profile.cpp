@@ -1,6 +1,7 @@
 #include "levin/profilers/profile.h"
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 #include <fmt/format.h>
@@ -10,14 +11,17 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/core/host.h"
 #include "levin/core/log.h"
 #include "levin/core/trace_span.h"
 #include "levin/core/version.h"
+#include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/loggers/json.h"
 #include "levin/profilers/graph_units.h"
 #include "levin/profilers/kineto_session.h"
+#include "levin/profilers/stacks/stacks.h"
 #include "levin/profilers/trace_file.h"
 #include "levin/profilers/unit_spans.h"
 
@@ -74,6 +78,8 @@ struct Profile::State {
   int64_t step = 0;
   ProfilerAction action = ProfilerAction::kNone;
   std::unique_ptr<levin::detail::KinetoSession> session;
+  std::unique_ptr<levin::detail::StackRecorder> recorder;
+  levin::detail::EventStacks stacks;
   std::unique_ptr<TraceSpan> step_span;
 
   std::unique_ptr<torch::autograd::profiler::ProfilerResult> result;
@@ -117,6 +123,7 @@ struct Profile::State {
   void record() {
     prepare();
     if (session->is_recording()) return;
+    if (options.with_stack && !options.nvtx) recorder = std::make_unique<levin::detail::StackRecorder>();
     session->start();
     if (options.with_modules)
       for (auto* model : watched) attach(*model);
@@ -147,8 +154,10 @@ struct Profile::State {
     if (!ending || !ending->is_recording()) return false;
     if (!options.nvtx && run.world_size > 0) write_metadata();
     auto recorded = ending->stop();
+    const auto ending_recorder = std::move(recorder);
     if (!recorded) return false;
     result = std::move(recorded);
+    stacks = ending_recorder ? ending_recorder->finish(*result) : levin::detail::EventStacks();
     result_calls = std::exchange(calls, {});
     written.clear();
     ++recordings;
@@ -245,6 +254,34 @@ void Profile::trace_ready() {
   auto worker = state.options.filename;
   if (!worker.empty() && state.run.world_size > 1) worker += fmt::format("_{}", state.run.rank);
   tensorboard_trace_handler(state.folder, worker, state.options.gzip)(*this);
+  if (!state.options.export_to_flame_graph) return;
+  auto name = state.files.back().filename().string();
+  name = name.substr(0, name.rfind(".pt.trace.json"));
+  export_stacks(state.files.back().parent_path() / (name + ".stacks"));
+}
+
+void Profile::export_stacks(const std::filesystem::path& path, const std::string& metric) const {
+  LEVIN_CHECK(state_->options.with_stack, "[profiler.export_stacks] no stacks were recorded: set with_stack = true");
+  const bool of_device = metric == "self_cuda_time_total";
+  if (!of_device && metric != "self_cpu_time_total") {
+    static const std::vector<std::string> known{"self_cpu_time_total", "self_cuda_time_total"};
+    fail_unknown("profiler.export_stacks", "metric", metric, known);
+  }
+  constexpr int64_t kAllFrames = 1000;
+  std::map<std::string, int64_t> times;
+  for (const auto& row : key_averages({.by_stack = kAllFrames}))
+    if (!row.stack.empty() && !row.on_device) times[row.stack] += of_device ? row.self_device : row.self_cpu;
+  std::vector<std::pair<int64_t, std::string>> lines;
+  for (const auto& [stack, time] : times) {
+    if (time < 1000) continue;  // the format has whole microseconds
+    auto text = levin::detail::folded_stack(stack);
+    lines.emplace_back(time / 1000, std::move(text));
+  }
+  std::ranges::stable_sort(lines, [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string text;
+  for (const auto& [time, line] : lines) text += fmt::format("{} {}\n", line, time);
+  levin::make_folder(path.parent_path());
+  levin::write_file(path, text);
 }
 
 int64_t Profile::step_number() const {
@@ -259,12 +296,14 @@ int64_t Profile::recordings() const {
 
 std::vector<KeyAverage> Profile::key_averages(const KeyGrouping& grouping) const {
   LEVIN_CHECK(state_->result, "[profiler] nothing has been recorded yet");
-  return levin::key_averages(*state_->result, grouping, state_->result_calls);
+  return levin::key_averages(*state_->result, grouping, state_->result_calls, &state_->stacks);
 }
 
 std::string Profile::table() const {
   const auto& options = state_->options;
-  return key_table(key_averages({.by_input_shape = options.group_by_input_shape, .by_unit = options.group_by_unit}),
+  return key_table(key_averages({.by_input_shape = options.group_by_input_shape,
+                                 .by_unit = options.group_by_unit,
+                                 .by_stack = options.group_by_stack_n}),
                    {.sort_by = options.sort_by, .row_limit = options.row_limit});
 }
 
@@ -273,7 +312,7 @@ void Profile::export_trace(const std::filesystem::path& path) {
   LEVIN_CHECK(state.result, "[profiler.export_trace] nothing has been recorded yet");
   LEVIN_CHECK(state.written.empty(), "[profiler.export_trace] this recording was written to \"", state.written.string(),
               "\" already; copy that file");
-  levin::detail::write_trace(*state.result, state.result_calls, path);
+  levin::detail::write_trace(*state.result, state.result_calls, state.stacks, path);
   state.written = path;
   state.files.push_back(path);
 }

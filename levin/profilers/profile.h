@@ -36,6 +36,8 @@ struct PyTorchProfilerOptions {
   bool with_flops = false;
   /// Spans of the units of the model, in forward and backward.
   bool with_modules = true;
+  /// Call stacks of operators: the functions of the program and their lines, where it has debug information (-g).
+  bool with_stack = false;
   /// Calls that wait for the device have spans of their own.
   bool sync_events = false;
   /// Called when a recording is done, in place of writing a trace file.
@@ -54,6 +56,10 @@ struct PyTorchProfilerOptions {
   std::string sort_by = {};
   bool group_by_input_shape = false;
   bool group_by_unit = false;
+  /// A row for each place in the program, by this many innermost frames; 0: not. Needs with_stack.
+  int64_t group_by_stack_n = 0;
+  /// Writes "<trace>.stacks" beside a trace: a folded file for flame graphs. Needs with_stack.
+  bool export_to_flame_graph = false;
   /// Gives every operator and span an NVTX range for Nsight Systems, in place of recording a trace.
   bool nvtx = false;
 };
@@ -131,6 +137,10 @@ class Profile {
   std::string table() const;
   /// Writes its trace; compressed when the name ends in ".gz".
   void export_trace(const std::filesystem::path& path);
+  /// Writes the time of each call stack for flame graphs (flamegraph.pl, speedscope.app): lines of "main;train;forward
+  /// 1234" with microseconds, the longest first. `metric` is "self_cpu_time_total" or "self_cuda_time_total"; needs
+  /// with_stack.
+  void export_stacks(const std::filesystem::path& path, const std::string& metric = "self_cpu_time_total") const;
   /// The trace files that were written.
   const std::vector<std::filesystem::path>& files() const;
   /// Called before a recording ends: spans that are open must be closed there.

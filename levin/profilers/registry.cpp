@@ -30,6 +30,7 @@ void fields(PyTorchProfilerOptions& o, auto f) {
   f("profile_memory", o.profile_memory, "record allocations and frees");
   f("with_flops", o.with_flops, "count FLOPs of matrix products and convolutions");
   f("with_modules", o.with_modules, "spans of the units of the model");
+  f("with_stack", o.with_stack, "call stacks of operators: functions of the program, and lines where it has -g");
   f("sync_events", o.sync_events, "spans of calls that wait for the device");
   f("dirpath", o.dirpath, "folder of traces and report; default: that of the run's log");
   f("filename", o.filename, "name of traces and of the report; default: host and process, and stdout");
@@ -40,6 +41,8 @@ void fields(PyTorchProfilerOptions& o, auto f) {
     key_table_columns());
   f("group_by_input_shape", o.group_by_input_shape, "a row for each shape of the inputs; needs record_shapes");
   f("group_by_unit", o.group_by_unit, "a row for each unit of the model");
+  f("group_by_stack_n", o.group_by_stack_n, "a row for each place in the program, by N frames; needs with_stack");
+  f("export_to_flame_graph", o.export_to_flame_graph, "write the stacks for flame graphs beside a trace");
   f("nvtx", o.nvtx, "NVTX ranges for Nsight Systems in place of a trace");
 }
 
@@ -48,6 +51,7 @@ void fields(MemoryProfilerOptions& o, auto f) {
   f("filename", o.filename, "name of snapshots and of the report; default: memory, and stdout");
   f("max_entries", o.max_entries, "allocations and frees that a snapshot shows");
   f("row_limit", o.row_limit, "rows of the report; -1 for all");
+  f("with_stack", o.with_stack, "functions of the program in snapshots, and lines where it has -g");
 }
 
 namespace {

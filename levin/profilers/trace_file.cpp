@@ -12,11 +12,13 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <zlib.h>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/loggers/json.h"
 #include "levin/profilers/graph_kernels.h"
 #include "levin/profilers/stream_lanes.h"
 #include "levin/profilers/trace_fields.h"
@@ -222,9 +224,14 @@ class BackwardUnits {
 
 class TraceRewriter {
  public:
-  TraceRewriter(const AllUnitCalls& units, const GraphKernels* graphs, std::string kineto, std::string path,
-                TraceWriter& to)
-      : backward_(units), graphs_(graphs), kineto_(std::move(kineto)), path_(std::move(path)), to_(to) {}
+  TraceRewriter(const AllUnitCalls& units, const EventStacks& stacks, const GraphKernels* graphs, std::string kineto,
+                std::string path, TraceWriter& to)
+      : backward_(units),
+        stacks_(stacks),
+        graphs_(graphs),
+        kineto_(std::move(kineto)),
+        path_(std::move(path)),
+        to_(to) {}
 
   void run(std::istream& from) {
     EventLines event;
@@ -235,8 +242,10 @@ class TraceRewriter {
       const bool is_span = word.starts_with("\"ph\": \"X\"");
       const bool of_unit = is_span && contains(event.names, "\"name\": \"nn.Module: ");
       const bool of_backward = is_span && contains(event.names, "\"name\": \"autograd::engine::evaluate_function: ");
-      if ((of_unit || of_backward) && std::getline(from, event.times) && std::getline(from, event.args) &&
+      const bool has_stack = is_span && !stacks_.empty() && contains(event.names, "\"cat\": \"cpu_op\"");
+      if ((of_unit || of_backward || has_stack) && std::getline(from, event.times) && std::getline(from, event.args) &&
           std::getline(from, event.values)) {
+        if (has_stack) add_stack(event);
         if (of_unit) forward_.rewrite(event);
         if (of_backward) backward_.add(event);
         if (StreamLanes::is_device_span(event.names)) lanes_.place(event.names, event.times);
@@ -266,6 +275,13 @@ class TraceRewriter {
   }
 
  private:
+  // In the order of torch's: the innermost frame first.
+  void add_stack(EventLines& event) const {
+    const auto& frames = stacks_.of(static_cast<uint64_t>(trace_number(trace_field(event.values, "External id"))));
+    if (frames.empty() || !contains(event.args, "\"args\": {")) return;
+    event.args += fmt::format("\"Call stack\": {}, ", json_string(fmt::format("{}", fmt::join(frames, ";"))));
+  }
+
   static bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
   /// Written when the next one comes.
   void line(const std::string& text) {
@@ -276,6 +292,7 @@ class TraceRewriter {
   ForwardUnits forward_;
   BackwardUnits backward_;
   StreamLanes lanes_;
+  const EventStacks& stacks_;
   /// Null where no graph was replayed.
   const GraphKernels* graphs_;
   int64_t kernels_ = 0;
@@ -286,7 +303,7 @@ class TraceRewriter {
 }  // namespace
 
 void write_trace(torch::autograd::profiler::ProfilerResult& result, const AllUnitCalls& units,
-                 const std::filesystem::path& path) {
+                 const EventStacks& stacks, const std::filesystem::path& path) {
   make_folder(path.parent_path());
   StagedFiles staged;  // never given its name: it goes with this object
   const auto kineto = staged.add(path.string() + ".kineto");
@@ -299,7 +316,8 @@ void write_trace(torch::autograd::profiler::ProfilerResult& result, const AllUni
     graphs.emplace(first);
   }
   TraceWriter to(path);
-  TraceRewriter(units, graphs && !graphs->empty() ? &*graphs : nullptr, kineto.string(), path.string(), to).run(from);
+  TraceRewriter(units, stacks, graphs && !graphs->empty() ? &*graphs : nullptr, kineto.string(), path.string(), to)
+      .run(from);
   to.commit();
 }
 

@@ -19,6 +19,45 @@ std::string bytes_text(double bytes) {
   return format_bytes(bytes);
 }
 
+/// What matrix products can be made faster with.
+enum class MatrixCores {
+  kNone,
+  /// Volta and Turing: float16 alone.
+  kHalf,
+  kBFloat16,
+  kAmd
+};
+
+MatrixCores matrix_cores(const TraceReport& report) {
+  if (report.gpus.empty()) return MatrixCores::kNone;
+  const auto& info = report.gpus[0].info;
+  if (report.events.is_amd) {
+    // Compute capability 9 is that of GPUs without them, too (gfx906).
+    const bool has = report.tensor_cores.all_used > 0 || (info.major == 9 && info.minor >= 4) ||
+                     info.name.find("Instinct MI") != std::string::npos;
+    return has ? MatrixCores::kAmd : MatrixCores::kNone;
+  }
+  if (info.major < 7) return MatrixCores::kNone;
+  return info.major == 7 ? MatrixCores::kHalf : MatrixCores::kBFloat16;
+}
+
+/// Time of products that 16 bits would make faster.
+Ns slow_products(const TraceReport& report) {
+  const auto& times = report.tensor_cores;
+  return report.events.is_amd ? times.of_float : times.of_slow;
+}
+
+/// Most kernels are those of replayed graphs already.
+bool uses_graphs(const TraceReport& report) {
+  uint64_t kernels = 0, replayed = 0;
+  for (const auto& event : report.events.device) {
+    if (event.kind != DeviceKind::kKernel || event.launch == kNone) continue;
+    ++kernels;
+    replayed += is_replayed(report.events, event);
+  }
+  return 2 * replayed > kernels;
+}
+
 /// The rules, each for itself. Numbers are of one step on average.
 class Rules {
  public:
@@ -119,24 +158,32 @@ class Rules {
 
   void precision() {
     const auto& times = report_.tensor_cores;
-    const auto slow = static_cast<double>(times.of_eligible - times.of_eligible_used - times.memory_format);
+    const auto cores = matrix_cores(report_);
     const auto tf32 = static_cast<double>(times.tf32), of = static_cast<double>(times.of_operators);
-    const bool has_cores = std::any_of(trace_.devices.begin(), trace_.devices.end(),
-                                       [](const DeviceInfo& info) { return info.major >= 7; });
-    if (!has_cores || times.of_operators == 0) return;
-    if (tf32 >= 0.2 * of)
+    if (cores == MatrixCores::kNone || times.of_operators == 0) return;
+    if (cores == MatrixCores::kBFloat16 && tf32 >= 0.2 * of)
       add("tf32_matmul", "Matrix products and convolutions are in TF32",
           fmt::format("{:.0f} % of the time of kernels is on tensor cores, but in TF32: 16 bits take half the time",
                       100 * tf32 / of),
           "precision = \"bf16-mixed\"", tf32 / steps_ / 2);
+    const auto slow = static_cast<double>(slow_products(report_));
     if (slow < 0.1 * of) return;
     const auto what_if = std::find_if(report_.what_if.begin(), report_.what_if.end(),
-                                      [](const WhatIf& what) { return what.id == "bf16"; });
+                                      [](const WhatIf& what) { return what.id == "bf16" || what.id == "fp16"; });
     const double cost = what_if == report_.what_if.end() ? slow / steps_ / 2 : what_if->saved_us * 1e3;
+    // AMD's matrix cores take float32, too, and their kernels often do not say what they use: the inputs tell.
+    if (cores == MatrixCores::kAmd)
+      return add(
+          "fp32_matmul", "Matrix products are in float32",
+          fmt::format("{:.0f} % of the time of kernels is in products whose inputs are float32", 100 * slow / of),
+          "precision = \"bf16-mixed\"", cost);
     add("fp32_matmul", "Matrix products do not use the tensor cores",
         fmt::format("{:.0f} % of the time of kernels is in operators that could use tensor cores and do not",
                     100 * slow / of),
-        "precision = \"bf16-mixed\", or float32_matmul_precision = \"high\" (TF32)", cost);
+        cores == MatrixCores::kHalf
+            ? std::string("precision = \"16-mixed\": the tensor cores of this GPU take float16 alone")
+            : std::string("precision = \"bf16-mixed\", or float32_matmul_precision = \"high\" (TF32)"),
+        cost);
   }
 
   // cuDNN's quick kernels take NHWC: other images are copied before and after each of them.
@@ -163,7 +210,7 @@ class Rules {
       return add(
           "host_bound", "The device waits for the host between kernels",
           fmt::format("for {:.1f} % of the step ({:.3f} ms) nothing was launched yet", 100 * share(cost), ms(cost)),
-          "compile = true (CUDA graphs); a larger batch_size", cost);
+          uses_graphs(report_) ? graph_words() : "compile = true (CUDA graphs); a larger batch_size", cost);
     }
     double kernels = 0, time = 0;
     for (const auto& row : report_.kernels) {
@@ -173,7 +220,13 @@ class Rules {
     add("tiny_batch", "The device waits for the host: there is too little work in a kernel",
         fmt::format("utilization {}; kernels of {:.1f} us on average; for {:.3f} ms of a step nothing was launched yet",
                     low, time / std::max(kernels, 1.0) / 1e3, ms(cost)),
-        "a larger batch_size; compile = true (CUDA graphs)", cost);
+        uses_graphs(report_) ? graph_words() : "a larger batch_size; compile = true (CUDA graphs)", cost);
+  }
+
+  // Graphs are in use: what is late is the work between them.
+  static std::string graph_words() {
+    return "a larger batch_size; less work of the host between the CUDA graphs, which are in use already, and fewer of "
+           "them";
   }
 
   void checkpoints() {
@@ -231,7 +284,8 @@ class Rules {
       double cost = 0;
       for (const auto& call : trace_.calls) {
         const auto& name = trace_.name(call.name);
-        if (name.starts_with("cudaMalloc") && in_step(call.start)) cost += static_cast<double>(call.duration);
+        if ((name.starts_with("cudaMalloc") || name.starts_with("hipMalloc")) && in_step(call.start))
+          cost += static_cast<double>(call.duration);
       }
       add("memory_grows", "Memory grows from step to step",
           fmt::format("{} holds {} more after every one of {} steps; cudaMalloc takes {:.3f} ms of a step",
@@ -277,6 +331,8 @@ void recommend_together(const DistributedView& view, std::vector<TraceReport*>& 
   double late = 0;
   for (const auto& row : view.stragglers) late += static_cast<double>(row.late);
   if (static_cast<double>(last.late) < 0.6 * late) return;
+  const auto here =
+      view.missing > 0 ? fmt::format(", of the {} ranks that are here", view.workers.size()) : std::string();
   for (auto* rank : ranks) {
     if (rank->rank == last.rank) continue;
     const auto row = std::find_if(view.waiting.begin(), view.waiting.end(), [&](const WaitingRow& waiting) {
@@ -288,8 +344,8 @@ void recommend_together(const DistributedView& view, std::vector<TraceReport*>& 
     if (waited < 0.05 * rank->steps.average_total) continue;
     rank->recommendations.push_back(
         {"slow_rank", fmt::format("Collectives wait for rank {}", last.rank),
-         fmt::format("rank {} waits {:.3f} ms in a step; rank {} was the last in {} of the collectives ({:.0f} %)",
-                     rank->rank, ms(waited), last.rank, last.times_last, 100 * last.share),
+         fmt::format("rank {} waits {:.3f} ms in a step; rank {} was the last in {} of the collectives ({:.0f} %){}",
+                     rank->rank, ms(waited), last.rank, last.times_last, 100 * last.share, here),
          "the same work on every rank: equal batches, equal devices; see the operators and the loader of that rank",
          ms(waited)});
     std::stable_sort(
@@ -309,16 +365,20 @@ std::vector<WhatIf> estimate(const TraceReport& report) {
   };
   add("no_loader", "without waiting for the loader", steps.average_of(Part::kDataLoader));
   add("no_communication", "without communication", steps.average_of(Part::kCommunication));
-  add("graphs", "with CUDA graphs",
-      static_cast<double>(report.idle[IdleCause::kHost] + report.idle[IdleCause::kLaunch]) / count);
+  if (!uses_graphs(report))
+    add("graphs", "with CUDA graphs",
+        static_cast<double>(report.idle[IdleCause::kHost] + report.idle[IdleCause::kLaunch]) / count);
   // Products that do not use tensor cores become faster by the ratio of the peaks; 4 at most, as no kernel reaches it.
-  const auto& times = report.tensor_cores;
-  const auto slow = static_cast<double>(times.of_eligible - times.of_eligible_used - times.memory_format) / count;
+  const auto cores = matrix_cores(report);
+  if (cores == MatrixCores::kNone) return out;
+  const auto slow = static_cast<double>(slow_products(report)) / count;
   const auto device = report.gpus.empty() ? std::string() : report.gpus[0].info.name;
-  const auto half = peak_tflops(device, "bf16"), full = peak_tflops(device, "fp32");
+  const bool is_half = cores == MatrixCores::kHalf;
+  const auto half = peak_tflops(device, is_half ? "fp16" : "bf16"), full = peak_tflops(device, "fp32");
   const double ratio = half && full ? std::min(*half / *full, 4.0) : 2;
-  const bool has_cores = !report.gpus.empty() && report.gpus[0].info.major >= 7;
-  if (has_cores && ratio > 1) add("bf16", "with bfloat16 matrix products", slow * (1 - 1 / ratio));
+  if (ratio > 1)
+    add(is_half ? "fp16" : "bf16", is_half ? "with float16 matrix products" : "with bfloat16 matrix products",
+        slow * (1 - 1 / ratio));
   return out;
 }
 

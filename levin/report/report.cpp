@@ -55,7 +55,8 @@ void add_folder(const fs::path& folder, std::vector<Source>& sources, Report& re
   const auto traces = traces_in(folder);
   auto runs = runs_in(folder);
   LEVIN_CHECK(!traces.empty() || !runs.empty(), "[report] \"", shown(folder.string()),
-              "\" has neither traces (*.pt.trace.json, *.pt.trace.json.gz) nor metrics.csv");
+              "\" has neither traces (.json, .json.gz or .json.zst with \"traceEvents\", three levels deep) nor "
+              "metrics.csv");
   for (const auto& file : traces) sources.push_back({file, file.parent_path().string()});
   for (auto& run : runs) report.runs.push_back(std::move(run));
 }
@@ -75,6 +76,13 @@ void number_spans(std::vector<TraceReport>& traces) {
   }
 }
 
+void say_alone(TraceReport& trace) {
+  const auto world = trace.events.world_size;
+  if (world > 1)
+    trace.warnings.push_back(levin::detail::concat("this is rank ", trace.rank, " of ", world,
+                                                   ", the only one here: how ranks wait for each other is not known"));
+}
+
 // The ranks of the first run that has several, each with its first span.
 void look_at_ranks(Report& report) {
   std::map<std::string, std::map<int64_t, TraceReport*>> runs;
@@ -82,6 +90,7 @@ void look_at_ranks(Report& report) {
     if (trace.span == 1) runs[trace.run].emplace(trace.rank, &trace);
   }
   for (auto& [run, ranks] : runs) {
+    if (ranks.size() == 1) say_alone(*ranks.begin()->second);
     if (ranks.size() < 2 || report.distributed) continue;
     std::vector<const TraceReport*> sorted;
     std::vector<TraceReport*> changed;
@@ -90,7 +99,13 @@ void look_at_ranks(Report& report) {
       changed.push_back(trace);
     }
     report.distributed = view_distributed(sorted);
-    if (report.distributed) recommend_together(*report.distributed, changed);
+    if (!report.distributed) continue;
+    const auto spans = std::ranges::count_if(
+        report.traces, [&](const TraceReport& trace) { return trace.run == run && trace.span > 1; });
+    if (spans > 0)
+      report.distributed->warnings.push_back(levin::detail::concat("this is the first span of each rank; ", spans,
+                                                                   " traces of later spans are not in it"));
+    recommend_together(*report.distributed, changed);
   }
 }
 
@@ -110,8 +125,6 @@ TraceReport read_source(const Source& source) {
 }  // namespace
 
 TraceReport report_trace(TraceEvents events) {
-  LEVIN_CHECK(!events.host.empty() || !events.device.empty() || !events.calls.empty() || !events.memory.empty(),
-              "[report] the trace has no events of a profiler");
   TraceReport report;
   report.events = std::move(events);
   const auto& trace = report.events;
@@ -130,6 +143,8 @@ TraceReport report_trace(TraceEvents events) {
   report.modules = view_modules(trace, tree);
   report.lanes = view_lanes(trace, report.steps);
   report.idle = view_idle(trace, report.steps);
+  report.launches = view_launches(trace);
+  report.annotations = view_annotations(trace);
   report.critical_path = find_critical_path(trace, report.steps);
   report.roofline = view_roofline(trace, tree, report.tensor_cores);
   report.mfu = view_mfu(trace, tree, report.steps, report.tensor_cores);

@@ -11,6 +11,7 @@
 #include "levin/report/views/device_view.h"
 #include "levin/report/views/distributed_view.h"
 #include "levin/report/views/idle.h"
+#include "levin/report/views/launches.h"
 #include "levin/report/views/memory_view.h"
 #include "levin/report/views/module_view.h"
 #include "levin/report/views/operator_view.h"
@@ -50,6 +51,8 @@ struct TraceReport {
   std::vector<ModuleRow> modules;
   Lanes lanes;
   IdleView idle;
+  LaunchView launches;
+  std::vector<AnnotationRow> annotations;
   std::optional<CriticalPath> critical_path;
   std::optional<Roofline> roofline;
   std::optional<Mfu> mfu;

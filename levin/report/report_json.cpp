@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include <nlohmann/json.hpp>
@@ -60,6 +62,8 @@ class TraceJson {
     out["trace"] = lanes();
     out["roofline"] = roofline();
     out["idle"] = idle();
+    out["launches"] = launches();
+    out["annotations"] = annotations();
     out["critical_path"] = critical_path();
     out["mfu"] = mfu();
     out["what_if"] = what_if();
@@ -120,6 +124,7 @@ class TraceJson {
       Json capability = nullptr;
       if (info.major >= 0) capability = std::to_string(info.major) + "." + std::to_string(std::max(info.minor, 0));
       out.push_back({{"device", gpu.device},
+                     {"kind", trace_.device_kind},
                      {"name", info.name.empty() ? Json(nullptr) : Json(info.name)},
                      {"memory_bytes", info.memory_bytes > 0 ? Json(info.memory_bytes) : Json(nullptr)},
                      {"compute_capability", capability},
@@ -352,14 +357,83 @@ class TraceJson {
             {"causes", causes}};
   }
 
+  Json launches() const {
+    const auto& view = report_.launches;
+    if (view.launches == 0) return nullptr;
+    const auto mean = [](Ns sum, uint64_t count) { return us(static_cast<double>(sum) / static_cast<double>(count)); };
+    Json streams = Json::array(), rows = Json::array();
+    for (const auto& stream : view.streams) {
+      Json times = Json::array(), lengths = Json::array();
+      for (const auto& point : stream.curve) {
+        times.push_back(at(point.time));
+        lengths.push_back(point.length);
+      }
+      streams.push_back({{"device", stream.device},
+                         {"stream", trace_.tracks[stream.stream].thread},
+                         {"launches", stream.launches},
+                         {"longest_queue", stream.longest},
+                         {"mean_queue", stream.mean},
+                         {"full_us", us(stream.full)},
+                         {"queue", {{"time_us", std::move(times)}, {"length", std::move(lengths)}}}});
+    }
+    for (const auto& row : view.rows) {
+      if (rows.size() == kMostRows) break;
+      rows.push_back({{"name", name(row.name)},
+                      {"launches", row.launches},
+                      {"mean_call_us", mean(row.call, row.launches)},
+                      {"mean_delay_us", mean(row.delay, row.launches)},
+                      {"mean_work_us", mean(row.work, row.launches)},
+                      {"shorter_than_call", row.shorter}});
+    }
+    return {{"launches", view.launches},
+            {"call_us", us(view.call)},
+            {"mean_call_us", mean(view.call, view.launches)},
+            {"mean_delay_us", mean(view.delay, view.launches)},
+            {"median_delay_us", us(view.median_delay)},
+            {"longest_delay_us", us(view.longest_delay)},
+            {"shorter_than_call", view.shorter},
+            {"slow_calls", view.slow_calls},
+            {"late", view.late},
+            {"full_queue", kFullQueue},
+            {"streams", std::move(streams)},
+            {"rows", std::move(rows)}};
+  }
+
+  Json annotations() const {
+    Json out = Json::array();
+    for (const auto& row : report_.annotations) {
+      if (out.size() == kMostRows) break;
+      out.push_back({{"name", name(row.name)},
+                     {"occurrences", row.occurrences},
+                     {"launches", row.launches},
+                     {"host_us", us(row.host)},
+                     {"device_self_us", us(row.device_self)},
+                     {"device_total_us", us(row.device_total)}});
+    }
+    return out;
+  }
+
+  // The longest segments are shown, in the order of time: all that are longer than this, and as many of just this
+  // length as there is room for.
+  static std::pair<Ns, size_t> shortest_shown(const std::vector<PathSegment>& segments) {
+    if (segments.size() <= kMostSegments) return {0, segments.size()};
+    std::vector<Ns> durations;
+    for (const auto& segment : segments) durations.push_back(segment.duration);
+    std::nth_element(durations.begin(), durations.begin() + kMostSegments - 1, durations.end(), std::greater<>());
+    const Ns shortest = durations[kMostSegments - 1];
+    const auto longer = std::ranges::count_if(segments, [&](const auto& each) { return each.duration > shortest; });
+    return {shortest, kMostSegments - static_cast<size_t>(longer)};
+  }
+
   Json critical_path() const {
     if (!report_.critical_path) return nullptr;
     const auto& path = *report_.critical_path;
     std::map<std::string, Ns> by_kind;
     Json segments = Json::array(), parts = Json::array();
+    auto [shortest, room] = shortest_shown(path.segments);
     for (const auto& segment : path.segments) {
       by_kind[segment.kind] += segment.duration;
-      if (segments.size() < kMostSegments)
+      if (segment.duration > shortest || (segment.duration == shortest && room > 0 && room-- > 0))
         segments.push_back({{"name", segment.name},
                             {"kind", segment.kind},
                             {"start_us", at(segment.start)},
@@ -410,8 +484,13 @@ class TraceJson {
 Json distributed_json(const std::optional<DistributedView>& found) {
   if (!found) return nullptr;
   const auto& view = *found;
-  Json out{{"run", view.run},          {"workers", Json::array()},    {"overlap", Json::array()},
-           {"waiting", Json::array()}, {"operations", Json::array()}, {"stragglers", Json::array()},
+  Json out{{"run", view.run},
+           {"workers", Json::array()},
+           {"overlap", Json::array()},
+           {"waiting", Json::array()},
+           {"operations", Json::array()},
+           {"stragglers", Json::array()},
+           {"missing_ranks", view.missing},
            {"warnings", view.warnings}};
   for (const auto& row : view.workers)
     out["workers"].push_back({{"rank", row.rank}, {"name", row.name}, {"device", row.device}});
@@ -431,17 +510,18 @@ Json distributed_json(const std::optional<DistributedView>& found) {
                               {"tb_compat_synchronizing_us", us(row.tb_synchronizing)}});
   for (const auto& row : view.operations) {
     const auto calls = static_cast<double>(row.calls);
-    out["operations"].push_back({{"rank", row.rank},
-                                 {"name", row.name},
-                                 {"calls", row.calls},
-                                 {"total_bytes", row.bytes},
-                                 {"average_bytes", static_cast<double>(row.bytes) / calls},
-                                 {"total_latency_us", us(row.latency)},
-                                 {"average_latency_us", us(row.latency) / calls},
-                                 {"data_transfer_us", us(row.transfer)},
-                                 {"average_data_transfer_us", us(row.transfer) / calls},
-                                 {"tb_compat_total_latency_us", us(row.tb_latency)},
-                                 {"tb_compat_data_transfer_us", us(row.tb_transfer)}});
+    out["operations"].push_back(
+        {{"rank", row.rank},
+         {"name", row.name},
+         {"calls", row.calls},
+         {"total_bytes", or_null(row.bytes)},
+         {"average_bytes", row.bytes < 0 ? Json(nullptr) : Json(static_cast<double>(row.bytes) / calls)},
+         {"total_latency_us", us(row.latency)},
+         {"average_latency_us", us(row.latency) / calls},
+         {"data_transfer_us", us(row.transfer)},
+         {"average_data_transfer_us", us(row.transfer) / calls},
+         {"tb_compat_total_latency_us", us(row.tb_latency)},
+         {"tb_compat_data_transfer_us", us(row.tb_transfer)}});
   }
   for (const auto& row : view.stragglers)
     out["stragglers"].push_back(
@@ -449,32 +529,55 @@ Json distributed_json(const std::optional<DistributedView>& found) {
   return out;
 }
 
+template <class Row>
+Json compared_json(const Row& row, const char* device, const char* host) {
+  Json out{{"name", row.name}, {"calls", row.calls}, {device, row.device_us}};
+  if (host != nullptr) out[host] = row.host_us;
+  out["difference_us"] = row.difference_us;
+  return out;
+}
+
+Json times_json(const std::vector<ComparedStep>& rows) {
+  Json out = Json::array();
+  for (const auto& row : rows) {
+    Json times = Json::array();
+    for (const double time : row.total_us) times.push_back(time < 0 ? Json(nullptr) : Json(time));
+    out.push_back({{"name", row.name}, {"total_us", std::move(times)}});
+  }
+  return out;
+}
+
 Json comparison_json(const std::optional<Comparison>& found) {
   if (!found) return nullptr;
   const auto& view = *found;
-  Json out{{"names", view.names},
-           {"overview", Json::array()},
-           {"total", {{"average_us", view.total_us}, {"speedup", Json::array()}}},
-           {"operators", Json::array()},
-           {"kernels", Json::array()}};
+  Json out{{"names", Json::array()}, {"runs", Json::array()}, {"overview", Json::array()}};
+  for (const auto& run : view.runs) {
+    out["names"].push_back(run.name);
+    out["runs"].push_back({{"name", run.name}, {"traces", run.traces}, {"ranks", run.ranks}, {"steps", run.steps}});
+  }
+  out["total"] = {{"average_us", view.total_us}, {"speedup", Json::array()}};
   for (const double total : view.total_us)
     out["total"]["speedup"].push_back(total > 0 ? Json(view.total_us[0] / total) : Json(nullptr));
   for (size_t i = 0; i < kParts; ++i) {
     Json shares = Json::array();
-    for (size_t run = 0; run < view.names.size(); ++run)
+    for (size_t run = 0; run < view.runs.size(); ++run)
       shares.push_back(percent(view.parts_us[i][run], view.total_us[run]));
     out["overview"].push_back(
         {{"name", to_string(static_cast<Part>(i))}, {"average_us", view.parts_us[i]}, {"percent", shares}});
   }
+  for (const char* key : {"operators", "kernels", "units"}) out[key] = Json::array();
   for (const auto& row : view.operators)
-    out["operators"].push_back({{"name", row.name},
-                                {"calls", row.calls},
-                                {"device_self_us", row.device_us},
-                                {"host_self_us", row.host_us},
-                                {"difference_us", row.difference_us}});
-  for (const auto& row : view.kernels)
-    out["kernels"].push_back(
-        {{"name", row.name}, {"calls", row.calls}, {"total_us", row.device_us}, {"difference_us", row.difference_us}});
+    out["operators"].push_back(compared_json(row, "device_self_us", "host_self_us"));
+  for (const auto& row : view.kernels) out["kernels"].push_back(compared_json(row, "total_us", nullptr));
+  for (const auto& row : view.units) {
+    auto unit = compared_json(row, "device_total_us", "host_total_us");
+    unit["parent"] = row.parent;
+    unit["depth"] = row.depth;
+    out["units"].push_back(std::move(unit));
+  }
+  out["steps"] = times_json(view.steps);
+  out["ranks"] = times_json(view.ranks);
+  out["warnings"] = view.warnings;
   return out;
 }
 

@@ -60,7 +60,7 @@ std::string breakdown(const TraceReport& trace) {
 std::string gpu_lines(const TraceReport& trace) {
   std::string text;
   for (const auto& gpu : trace.gpus) {
-    text += fmt::format("  GPU {}{}: utilization {:.2f} %", gpu.device,
+    text += fmt::format("  {} {}{}: utilization {:.2f} %", trace.events.device_kind, gpu.device,
                         gpu.info.name.empty() ? "" : " (" + printable(gpu.info.name) + ")", 100 * gpu.utilization);
     if (gpu.sm_efficiency) text += fmt::format(", est. SM efficiency {:.2f} %", 100 * *gpu.sm_efficiency);
     if (gpu.occupancy) text += fmt::format(", est. occupancy {:.2f} %", 100 * *gpu.occupancy);
@@ -153,12 +153,17 @@ std::string distributed_lines(const DistributedView& view) {
 
 std::string comparison_lines(const Comparison& view) {
   std::string text = "Comparison (a step)\n";
-  for (size_t i = 0; i < view.names.size(); ++i) {
-    text += fmt::format("  {:<40}{:>12}", shortened(view.names[i], 38), time_text(view.total_us[i] * 1e3));
+  for (size_t i = 0; i < view.runs.size(); ++i) {
+    text += fmt::format("  {:<40}{:>12}", shortened(view.runs[i].name, 38), time_text(view.total_us[i] * 1e3));
     if (i > 0 && view.total_us[i] > 0)
       text += fmt::format("  {:.2f} times as fast as the first", view.total_us[0] / view.total_us[i]);
+    const auto& run = view.runs[i];
+    if (run.traces > 1)
+      text += fmt::format("  ({} steps, {} traces, {} rank{})", run.steps, run.traces, run.ranks,
+                          run.ranks == 1 ? "" : "s");
     text += "\n";
   }
+  for (const auto& line : view.warnings) text += "  note: " + printable(line) + "\n";
   return text + "\n";
 }
 

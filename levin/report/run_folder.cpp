@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstddef>
 #include <ctime>
+#include <initializer_list>
 #include <span>
 
 #include "levin/config/yaml.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/loggers/csv_text.h"
+#include "levin/report/trace/trace_reader.h"
 
 namespace levin::report {
 namespace fs = std::filesystem;
@@ -134,11 +136,32 @@ void read_checkpoints(const fs::path& folder, RunFolder& run) {
   });
 }
 
-bool is_trace_name(const std::string& name) {
-  for (const char* end : {".trace.json", ".trace.json.gz", ".trace.json.zst"}) {
-    if (name.ends_with(end)) return true;
+bool ends_with_any(const std::string& name, std::initializer_list<const char*> ends) {
+  return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); });
+}
+
+/// Whether a JSON file is a trace, whatever its name (export_chrome_trace takes any): its beginning has traceEvents, or
+/// it is a list of events.
+bool is_trace(const fs::path& path) {
+  const auto name = path.filename().string();
+  if (ends_with_any(name, {".trace.json", ".trace.json.gz", ".trace.json.zst"})) return true;
+  if (!ends_with_any(name, {".json", ".json.gz", ".json.zst"})) return false;
+  constexpr size_t kMost = size_t{1} << 20;
+  std::string text;
+  struct Enough {};
+  try {
+    read_blocks(path, [&](std::string_view block) {
+      text.append(block.substr(0, kMost - text.size()));
+      if (text.size() >= kMost) throw Enough();
+    });
+  } catch (const Enough&) {
+  } catch (const std::exception&) {  // it is damaged: no trace that is known
+    return false;
   }
-  return false;
+  const auto at = text.find_first_not_of(" \t\r\n\xef\xbb\xbf");
+  if (at == std::string::npos) return false;
+  const bool has_phases = text.find("\"ph\"") != std::string::npos;
+  return text[at] == '[' ? has_phases : text[at] == '{' && text.find("\"traceEvents\"") != std::string::npos;
 }
 
 }  // namespace
@@ -160,7 +183,7 @@ std::vector<fs::path> traces_in(const fs::path& folder) {
   for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     if (at.depth() > 3) at.pop();
     if (at == end) break;
-    if (at->is_regular_file(error) && is_trace_name(at->path().filename().string())) traces.push_back(at->path());
+    if (at->is_regular_file(error) && is_trace(at->path())) traces.push_back(at->path());
   }
   std::sort(traces.begin(), traces.end());
   return traces;

@@ -71,6 +71,18 @@ def check_views(page, folder, name):
     return page.evaluate("document.querySelectorAll('script, img, iframe, object').length")
 
 
+def check_units(page, folder):
+    """Units of the comparison open, the one that differs most first."""
+    page.open(address(folder, "plain", "compare"))
+    rows = "[...document.querySelectorAll('#view-compare .unit-tree .unit-row .unit-name')].filter(n => n.checkVisibility()).map(n => n.innerText)"
+    page.evaluate("new Promise(done => setTimeout(() => done(true), 50))")
+    expect(page.evaluate(rows) == ["resnet", "resnet.layer2", "resnet.layer1"], f"plain: the only unit of the model is open: {page.evaluate(rows)}")
+    page.evaluate("document.querySelectorAll('#view-compare .unit-tree summary')[1].click()")
+    page.evaluate("new Promise(done => setTimeout(() => done(true), 50))")
+    expect("resnet.layer2.conv1" in page.evaluate(rows), f"plain: a unit opens: {page.evaluate(rows)}")
+    expect("of different ranks" in page.evaluate("document.getElementById('view-compare').innerText"), "plain: the comparison says that ranks differ")
+
+
 def check_empty(page, folder):
     """Empty views say why, and how to record them."""
     page.open(address(folder, "nothing", "overview"))
@@ -140,6 +152,7 @@ def check(folder):
         expect(elements == check_views(page, folder, "hostile"), "hostile: names make no element")
         check_views(page, folder, "bare")
         check_empty(page, folder)
+        check_units(page, folder)
         # A second time where the machine had other work.
         size = (folder / "large.json").stat().st_size
         seconds = page.open(address(folder, "large", "overview"))

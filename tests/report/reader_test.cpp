@@ -42,7 +42,7 @@ TEST(Reader, SaysWhatIsWrong) {
   EXPECT_THAT(error_of_text("{\"traceEvents\": [1]}"), HasSubstr("an event is expected"));
   EXPECT_THAT(error_of_text("{\"traceEvents\": [{]}"), HasSubstr("is damaged in event 1"));
   EXPECT_THAT(error_of_text("{\"traceEvents\": []} x"), HasSubstr("text after its end"));
-  EXPECT_THAT(error_of_text("[[]]"), HasSubstr("an event is expected"));
+  EXPECT_THAT(error_of_text("[[]]"), HasSubstr("is not a trace: its list has no events"));
 }
 
 TEST(Reader, EveryCutIsAnError) {

@@ -100,6 +100,8 @@ TEST(Json, HasTheKeys) {
                           "trace",
                           "roofline",
                           "idle",
+                          "launches",
+                          "annotations",
                           "critical_path",
                           "mfu",
                           "what_if",

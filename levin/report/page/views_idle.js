@@ -115,6 +115,7 @@ function view_idle(report, trace) {
       ),
     );
   }
+  if (trace.launches) out.push(...launch_cards(trace.launches, source));
   if (path && list(path.segments).length) out.push(path_card(path, source));
   if (!out.length) {
     return [empty_view(
@@ -126,6 +127,65 @@ function view_idle(report, trace) {
     )];
   }
   return out;
+}
+
+function launch_cards(view, source) {
+  const of = (v) => `${format.count(v)}, ${format.percent(100 * v / (view.launches || 1))}`;
+  const streams = list(view.streams);
+  return [
+    card(
+      "Launches",
+      `${format.count(view.launches)} calls that launched work`,
+      pairs([
+        ["Calls on the host", `${format.time(view.call_us)}, ${format.time(view.mean_call_us)} each`, source("launches")],
+        ["Delay until the work starts", `${format.time(view.mean_delay_us)} on average, ${format.time(view.median_delay_us)} in the middle, at most ${format.time(view.longest_delay_us)}`, source("launches")],
+        ["Work shorter than its call", of(view.shorter_than_call), source("launches")],
+        ["Calls over 50 \u00b5s", of(view.slow_calls), source("launches")],
+        ["Work later than 100 \u00b5s", of(view.late), source("launches")],
+      ]),
+      streams.length
+        ? line_chart({
+          label: "Launches in the queue",
+          series: streams.slice(0, 8).map((s, i) => ({
+            name: `stream ${s.stream}`,
+            color: [0, 5, 6, 3, 1, 8, 4, 9][i],
+            points: list(s.queue && s.queue.time_us).map((t, k) => [t, s.queue.length[k]]),
+          })),
+          zero: true,
+          write_x: format.time,
+          write_y: format.count,
+          height: 200,
+        })
+        : null,
+      data_table({
+        caption: "Queues of streams",
+        plain: true,
+        rows: streams,
+        columns: [["device", "Device", "id"], ["stream", "Stream", "id"], ["launches", "Launches", "count"], [
+          "mean_queue",
+          "Mean queue",
+          "number",
+        ], ["longest_queue", "Longest queue", "count"], ["full_us", `Time at ${format.count(view.full_queue)}`, "time"]].map(
+          column_from(source, "launches."),
+        ),
+      }),
+    ),
+    sized(
+      table_card("Launches by name", null, {
+        rows: list(view.rows),
+        sort: "launches",
+        columns: [
+          ["name", "Kernel, copy or fill", "name"],
+          ["launches", "Launches", "count", true],
+          ["mean_call_us", "Mean call", "time"],
+          ["mean_delay_us", "Mean delay", "time"],
+          ["mean_work_us", "Mean work", "time"],
+          ["shorter_than_call", "Shorter than its call", "count"],
+        ].map(column_from(source, "launches.")),
+      }),
+      "long",
+    ),
+  ];
 }
 
 function path_card(path, source) {

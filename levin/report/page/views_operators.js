@@ -65,6 +65,31 @@ function view_operators(report, trace) {
       ),
       "long",
     ),
+    ...annotation_cards(trace),
+  ];
+}
+
+/** Ranges that the program named, with the device work that was launched in them. */
+function annotation_cards(trace) {
+  const rows = list(trace.annotations);
+  if (!rows.length) return [];
+  const source = (key) => source_of(trace.sources, key), device = rows.some((r) => r.device_total_us > 0);
+  return [
+    sized(
+      table_card("Annotations", "ranges of the program", {
+        rows,
+        sort: device ? "device_total_us" : "host_us",
+        columns: [
+          ["name", "Name", "name"],
+          ["occurrences", "Occurrences", "count"],
+          device && ["device_self_us", "Device self", "time"],
+          device && ["device_total_us", "Device total", "time", true],
+          device && ["launches", "Work launched", "count"],
+          ["host_us", "Host", "time", !device],
+        ].filter(Boolean).map(column_from(source, "annotations.")),
+      }),
+      "long",
+    ),
   ];
 }
 

@@ -129,6 +129,7 @@ function view_compare(report) {
       ),
     ),
   );
+  for (const line of list(c.warnings)) out.push(el("p", { class: "note" }, line));
   const rows = list(c.overview);
   const tone = (i) => (row) => {
     const v = row.values[i] - row.values[0];
@@ -247,7 +248,75 @@ function view_compare(report) {
   };
   differences("Operators", list(c.operators), [["device_self_us", "Device self"], ["host_self_us", "Host self"]]);
   differences("Kernels", list(c.kernels), [["total_us", "Time"]]);
+  const units = list(c.units);
+  if (units.length) out.push(sized(card("Units", "of one step, with the units inside", unit_tree(units, short)), "long"));
+  const times = (title, note, all) => {
+    if (all.length < 2) return;
+    out.push(
+      sized(
+        card(
+          title,
+          note,
+          data_table({
+            caption: title,
+            rows: all,
+            file: title.toLowerCase(),
+            columns: [
+              { key: "name", label: title === "Ranks" ? "Rank" : "Step", kind: "name" },
+              ...short.map((name, i) => ({ key: "t" + i, label: name, kind: "time", value: (r) => list(r.total_us)[i] })),
+              ...short.slice(1).map((name, k) => ({
+                key: "d" + k,
+                label: short.length > 2 ? `Difference, ${name}` : "Difference",
+                kind: "signed",
+                value: (r) => difference_of(list(r.total_us), k + 1),
+                tone: (r) => tone_of(difference_of(list(r.total_us), k + 1)),
+              })),
+            ],
+          }),
+        ),
+        "long",
+      ),
+    );
+  };
+  times("Steps", "by number, the mean of all ranks", list(c.steps));
+  times("Ranks", "the mean of their steps", list(c.ranks));
   return out;
+}
+
+const difference_of = (values, i) => (isNumber(values[i]) && isNumber(values[0]) ? values[i] - values[0] : null);
+const tone_of = (v) => (v > 0 ? "up" : v < 0 ? "down" : null);
+
+/** Units of the runs under the units that call them; the units inside are drawn when one is opened. */
+function unit_tree(units, short) {
+  const inside = new Map();
+  units.forEach((u, i) => inside.set(u.parent, [...(inside.get(u.parent) || []), i]));
+  const last = short.length - 1, time = (u, i) => (list(u.device_total_us).some((v) => v > 0) ? u.device_total_us : u.host_total_us)[i];
+  const change = (u) => Math.abs(list(u.difference_us)[last] || 0);
+  const cells = (u) => [
+    el("span", { class: "unit-name", title: u.name }, u.name),
+    ...short.map((name, i) => el("span", { class: "num", title: name }, format.time(time(u, i)))),
+    el("span", { class: "num " + (tone_of(list(u.difference_us)[last]) || "") }, format.signed(list(u.difference_us)[last])),
+  ];
+  const children = (parent) =>
+    (inside.get(parent) || []).slice().sort((a, b) => change(units[b]) - change(units[a])).map((i) => {
+      if (!inside.has(i)) return el("div", { class: "unit-row leaf" }, cells(units[i]));
+      const node = el("details", null, el("summary", { class: "unit-row" }, cells(units[i])));
+      node.addEventListener("toggle", () => {
+        if (node.open && node.children.length === 1) node.append(...children(i));
+      });
+      return node;
+    });
+  const head = el(
+    "div",
+    { class: "unit-row head" },
+    el("span", null, "Unit"),
+    short.map((name) => el("span", { class: "num" }, name)),
+    el("span", { class: "num" }, "Difference"),
+  );
+  const tree = el("div", { class: "unit-tree", style: { "--runs": String(short.length) } }, head, ...children(-1));
+  const only = [...tree.children].filter((child) => child.tagName === "DETAILS");
+  if (only.length === 1) only[0].open = true;
+  return tree;
 }
 
 function view_run(report) {

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
+#include <cstddef>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/report/json_text.h"
+#include "levin/report/trace/element_types.h"
+#include "levin/report/trace/ties.h"
 
 namespace levin::report {
 namespace {
@@ -19,8 +22,11 @@ enum class Category {
   kKernel,
   kMemcpy,
   kMemset,
+  kMtia,
   kPython,
-  kTrace
+  kTrace,
+  /// Known, and not counted: arrows, waits between streams, counters.
+  kPassedOver
 };
 
 struct CategoryName {
@@ -46,8 +52,13 @@ constexpr std::array kCategories{
     CategoryName{"memcpy", Category::kMemcpy},
     CategoryName{"gpu_memset", Category::kMemset},
     CategoryName{"memset", Category::kMemset},
+    CategoryName{"mtia_ccp_events", Category::kMtia},
     CategoryName{"python_function", Category::kPython},
     CategoryName{"trace", Category::kTrace},
+    CategoryName{"cuda_sync", Category::kPassedOver},
+    CategoryName{"overhead", Category::kPassedOver},
+    CategoryName{"cuda_profiler_range", Category::kPassedOver},
+    CategoryName{"", Category::kPassedOver},
 };
 
 Category category_of(std::string_view text) {
@@ -70,6 +81,11 @@ uint32_t small_number(std::string_view value) {
   return number && *number >= 0 && *number < int64_t{kNone} ? static_cast<uint32_t>(*number) : kNone;
 }
 
+// c10::DeviceType: the CPU and its layouts (MKLDNN, IDEEP). All others are devices of their own: CUDA 1, HIP 6, ...
+bool is_host_type(int64_t type) {
+  return type == 0 || type == 2 || type == 5;
+}
+
 bool is_module_name(std::string_view name) {
   return name.starts_with("nn.Module: ") || name.starts_with("[pl][module]");
 }
@@ -86,7 +102,7 @@ HostKind kind_of(std::string_view name, bool is_operator) {
   return is_operator ? HostKind::kOperator : HostKind::kAnnotation;
 }
 
-void EventReader::event(std::string_view text) {
+EventReader::Raw EventReader::raw_of(std::string_view text) {
   Raw raw;
   for (JsonMembers members(text); members.next();) {
     const auto key = members.key();
@@ -110,9 +126,18 @@ void EventReader::event(std::string_view text) {
       raw.arguments = value.starts_with('{') ? value : std::string_view();
     }
   }
+  return raw;
+}
+
+void EventReader::event(std::string_view text) {
+  const auto raw = raw_of(text);
   ++trace_.event_count;
   if (raw.phase == 'X') {
     read_span(raw);
+  } else if (raw.phase == 'B') {
+    begin_span(raw, text);
+  } else if (raw.phase == 'E') {
+    end_span(raw);
   } else if (raw.phase == 'i' && raw.name == "\"[memory]\"") {
     read_memory(raw);
   } else if (raw.phase == 'M') {
@@ -120,9 +145,41 @@ void EventReader::event(std::string_view text) {
   }
 }
 
+// Begins and ends pair up like brackets, on each thread.
+void EventReader::begin_span(const Raw& raw, std::string_view text) {
+  const auto start = time_of(raw.time);
+  if (!start) {
+    ++bad_times_;
+    return;
+  }
+  begun_[track_of(raw)].push_back({std::string(text), *start});
+}
+
+void EventReader::end_span(const Raw& raw) {
+  auto& open = begun_[track_of(raw)];
+  const auto end = time_of(raw.time);
+  if (open.empty() || !end) {
+    ++unpaired_;
+    return;
+  }
+  const auto begun = std::move(open.back());
+  open.pop_back();
+  auto whole = raw_of(begun.text);
+  const auto duration = std::to_string(std::max<Ns>(*end - begun.start, 0) / 1000) + "." +
+                        std::to_string(1000 + std::max<Ns>(*end - begun.start, 0) % 1000).substr(1);
+  whole.duration = duration;
+  if (whole.arguments.empty()) whole.arguments = raw.arguments;
+  read_span(whole);
+}
+
 void EventReader::read_span(const Raw& raw) {
   const auto category = category_of(raw.category);
-  if (category == Category::kOther) return;
+  if (category == Category::kPassedOver) return;
+  if (category == Category::kOther) {
+    const auto at = unknown_.find(raw.category);
+    ++(at != unknown_.end() ? at->second : unknown_[std::string(raw.category)]);
+    return;
+  }
   if (category == Category::kPython && !is_module_name(unquoted(raw.name))) return;
   const auto span = span_of(raw);
   if (!span) return;
@@ -143,6 +200,8 @@ void EventReader::read_span(const Raw& raw) {
       return read_device(raw, *span, DeviceKind::kMemcpy);
     case Category::kMemset:
       return read_device(raw, *span, DeviceKind::kMemset);
+    case Category::kMtia:
+      return read_mtia(raw, *span);
     case Category::kDeviceAnnotation:
       trace_.device_ranges.push_back({.start = span->start,
                                       .duration = span->duration,
@@ -157,9 +216,25 @@ void EventReader::read_span(const Raw& raw) {
         trace_.record_end = span->start + span->duration;
       }
       return;
+    case Category::kPassedOver:
     case Category::kOther:
       return;
   }
+}
+
+// Waits for an event and its notice are no work. Transfers have no name but in their arguments.
+void EventReader::read_mtia(const Raw& raw, const Span& span) {
+  trace_.device_kind = "MTIA";
+  const auto& name = trace_.name(span.name);
+  if (name == "event_wait" || name == "event_record") return;
+  if (name != "dma_request") return read_device(raw, span, DeviceKind::kKernel);
+  auto named = span;
+  if (!raw.arguments.empty()) {
+    for (JsonMembers members(raw.arguments); members.next();) {
+      if (members.key() == "direction") named.name = trace_.names.add("dma_request " + text_of(members.value()));
+    }
+  }
+  read_device(raw, named, DeviceKind::kMemcpy);
 }
 
 std::optional<EventReader::Span> EventReader::span_of(const Raw& raw) {
@@ -224,6 +299,9 @@ void EventReader::read_device(const Raw& raw, const Span& span, DeviceKind kind)
   DeviceEvent event{
       .start = span.start, .duration = span.duration, .name = span.name, .stream = span.track, .kind = kind};
   KernelProperties properties;
+  Message message;
+  int64_t elements = -1;
+  int element_bytes = 0;
   uint32_t device = small_number(raw.process);
   if (!raw.arguments.empty()) {
     for (JsonMembers members(raw.arguments); members.next();) {
@@ -235,7 +313,7 @@ void EventReader::read_device(const Raw& raw, const Span& span, DeviceKind kind)
         event.correlation = small_number(value);
       } else if (key == "device") {
         device = small_number(value);
-      } else if (key == "bytes" || key == "Bytes") {
+      } else if (key == "bytes" || key == "Bytes" || key == "size") {
         event.bytes = integer_of(value).value_or(-1);
       } else if (key == "grid") {
         properties.grid = raw_name_of(value);
@@ -249,6 +327,12 @@ void EventReader::read_device(const Raw& raw, const Span& span, DeviceKind kind)
         properties.blocks_per_sm = number_of(value).value_or(-1);
       } else if (key == "est. achieved occupancy %") {
         properties.occupancy = number_of(value).value_or(-1);
+      } else if (key == "Collective name") {
+        message.name = name_of(value);
+      } else if (key == "In msg nelems") {
+        elements = integer_of(value).value_or(-1);
+      } else if (key == "dtype") {
+        element_bytes = bytes_of_type(unquoted(value));
       } else if (key == "Unit") {
         event.unit = name_of(value);
       } else if (key == "Phase") {
@@ -258,6 +342,8 @@ void EventReader::read_device(const Raw& raw, const Span& span, DeviceKind kind)
   }
   event.device = device < 1024 ? static_cast<int16_t>(device) : int16_t{0};
   if (kind == DeviceKind::kKernel) event.properties = properties_of(properties);
+  if (elements >= 0 && elements < int64_t{1} << 48 && element_bytes > 0) message.bytes = elements * element_bytes;
+  if (message != Message{}) event.message = message_of(message);
   cover(event.start, event.end());
   trace_.device.push_back(event);
 }
@@ -267,6 +353,16 @@ uint32_t EventReader::properties_of(const KernelProperties& properties) {
   const auto [at, is_new] = properties_.emplace(scratch_, static_cast<uint32_t>(trace_.properties.size()));
   if (is_new) trace_.properties.push_back(properties);
   return at->second;
+}
+
+// The kernels of a collective mostly say the same as those before them.
+uint32_t EventReader::message_of(const Message& message) {
+  auto& known = trace_.messages;
+  const size_t from = known.size() - std::min<size_t>(known.size(), 64);
+  const auto found = std::find(known.begin() + static_cast<ptrdiff_t>(from), known.end(), message);
+  if (found != known.end()) return static_cast<uint32_t>(found - known.begin());
+  known.push_back(message);
+  return static_cast<uint32_t>(known.size() - 1);
 }
 
 void EventReader::read_memory(const Raw& raw) {
@@ -293,7 +389,7 @@ void EventReader::read_memory(const Raw& raw) {
       }
     }
   }
-  memory.device = type == 1 && device >= 0 && device < 1024 ? static_cast<int16_t>(device) : int16_t{-1};
+  memory.device = !is_host_type(type) && device >= 0 && device < 1024 ? static_cast<int16_t>(device) : int16_t{-1};
   cover(memory.time, memory.time);
   trace_.memory.push_back(memory);
 }
@@ -333,6 +429,7 @@ void EventReader::member(std::string_view key, std::string_view text) {
       trace_.facts.emplace_back(std::string(members.key()), text_of(members.value()).substr(0, kMostText));
   }
   if (key == "Framework") trace_.framework = text_of(text);
+  if (key.starts_with("hip_") || key.starts_with("roctracer_") || key.starts_with("rocprofiler_")) trace_.is_amd = true;
 }
 
 void EventReader::read_devices(std::string_view text) {
@@ -375,86 +472,19 @@ void EventReader::read_predicted(std::string_view text) {
   }
 }
 
-namespace {
-
-using Keyed = std::pair<uint32_t, uint32_t>;  // a number of the trace, and a place in a list
-
-/// Totals of devices whose totals are left out, or all 0: the sum of allocations and frees. What was allocated before
-/// the recording shows only when it is freed in it.
-void add_up_memory(std::vector<MemoryEvent>& events) {
-  struct Sum {
-    bool has_totals = false;
-    int64_t now = 0, lowest = 0;
-  };
-  std::map<int16_t, Sum> sums;
-  for (const auto& event : events) {
-    auto& sum = sums[event.device];
-    sum.has_totals |= event.allocated > 0;
-    sum.now += event.bytes;
-    sum.lowest = std::min(sum.lowest, sum.now);
-  }
-  for (auto& [device, sum] : sums) sum.now = -sum.lowest;
-  for (auto& event : events) {
-    auto& sum = sums[event.device];
-    sum.now += event.bytes;
-    if (!sum.has_totals) event.allocated = sum.now;
-  }
-}
-
-}  // namespace
-
-// A kernel belongs to the call with its correlation; of several the last.
-void EventReader::tie_device() {
-  std::vector<Keyed> calls;
-  calls.reserve(trace_.calls.size());
-  for (uint32_t i = 0; i < trace_.calls.size(); ++i) {
-    if (trace_.calls[i].correlation != kNone) calls.emplace_back(trace_.calls[i].correlation, i);
-  }
-  std::sort(calls.begin(), calls.end());
-  for (auto& event : trace_.device) {
-    if (event.correlation == kNone) continue;
-    const auto after = std::upper_bound(calls.begin(), calls.end(), Keyed{event.correlation, kNone});
-    if (after != calls.begin() && std::prev(after)->first == event.correlation) event.launch = std::prev(after)->second;
-  }
-}
-
-// A call belongs to the operator with its External id; 0 is that of none.
-void EventReader::tie_calls() {
-  std::vector<Keyed> owners;
-  for (uint32_t i = 0; i < trace_.host.size(); ++i) {
-    const auto& host = trace_.host[i];
-    if (host.kind == HostKind::kAnnotation || host.kind == HostKind::kModule) continue;
-    if (host.external != kNone && host.external != 0) owners.emplace_back(host.external, i);
-  }
-  std::sort(owners.begin(), owners.end());
-  for (auto& call : trace_.calls) {
-    if (call.external == kNone || call.external == 0) continue;
-    const auto at = std::lower_bound(owners.begin(), owners.end(), Keyed{call.external, 0});
-    if (at != owners.end() && at->first == call.external) call.owner = at->second;
-  }
-}
-
-// By the operator that launched it, or by its name: kernels of newer traces do not have the id of their collective.
-void EventReader::mark_communication() {
-  std::vector<uint32_t> ids;
-  for (const auto& host : trace_.host) {
-    if (host.kind == HostKind::kCollective && host.external != kNone) ids.push_back(host.external);
-  }
-  std::sort(ids.begin(), ids.end());
-  for (auto& event : trace_.device) {
-    if (event.kind != DeviceKind::kKernel) continue;
-    const auto& name = trace_.name(event.name);
-    const bool by_name = name.starts_with("nccl") || name.find("ncclDevKernel") != std::string::npos ||
-                         name.find("ncclKernel") != std::string::npos;
-    event.is_communication = by_name || std::binary_search(ids.begin(), ids.end(), event.external);
-  }
-}
-
 void EventReader::say_what_was_left_out() {
   if (bad_times_ > 0)
     trace_.warnings.push_back(levin::detail::concat(bad_times_, " events have no usable time and are left out"));
+  for (const auto& [track, open] : begun_) unpaired_ += open.size();
+  if (unpaired_ > 0)
+    warn(levin::detail::concat(unpaired_, " spans have a beginning or an end (B, E) alone and are left out"));
+  for (const auto& [category, count] : unknown_)
+    warn(
+        levin::detail::concat(count, " spans of the category \"", shown(category), "\", not known here, are left out"));
   if (!trace_.devices.empty() && !trace_.calls.empty() && trace_.device.empty())
-    trace_.warnings.emplace_back("there are CUDA calls but no kernels: the profiler lost them, or CUPTI is missing");
+    warn(
+        "there are calls of the device's runtime but no kernels: the profiler lost them, or its library (CUPTI) is "
+        "missing");
 }
 
 TraceEvents EventReader::finish() {
@@ -467,10 +497,7 @@ TraceEvents EventReader::finish() {
   std::stable_sort(trace_.device.begin(), trace_.device.end(), by_start);
   std::stable_sort(trace_.memory.begin(), trace_.memory.end(),
                    [](const MemoryEvent& a, const MemoryEvent& b) { return a.time < b.time; });
-  add_up_memory(trace_.memory);
-  tie_device();
-  tie_calls();
-  mark_communication();
+  tie_events(trace_);
   if (!has_record_) {
     trace_.record_start = trace_.start;
     trace_.record_end = trace_.end;

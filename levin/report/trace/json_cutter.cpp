@@ -32,6 +32,7 @@ void JsonCutter::add(std::string_view block) {
 void JsonCutter::finish() const {
   if (bytes_ == 0) fail("is empty");
   if (state_ == State::kStart) fail("has nothing in it");
+  if (is_open()) return;
   if (state_ != State::kEnd) fail(levin::detail::concat("is cut off after ", events_, " events: it ends too early"));
   if (!seen_events_) fail("is not a trace: it has no \"traceEvents\"");
 }
@@ -95,9 +96,15 @@ void JsonCutter::in_events(char c) {
     needs_comma_ = false;
   } else if (c == '{' && !needs_comma_) {
     begin(c, true);
+  } else if (is_array_ && events_ == 0 && !needs_comma_) {
+    fail("is not a trace: its list has no events");
   } else {
     fail(levin::detail::concat("is damaged after ", events_, " events: an event is expected"));
   }
+}
+
+bool JsonCutter::is_open() const {
+  return is_array_ && state_ == State::kEvents && !taking_ && events_ > 0;
 }
 
 void JsonCutter::begin(char c, bool is_event) {

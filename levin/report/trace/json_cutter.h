@@ -18,8 +18,10 @@ class JsonCutter {
       : name_(std::move(name)), event_(std::move(event)), member_(std::move(member)) {}
 
   void add(std::string_view block);
-  /// After the last block. A text that is cut off is an Error.
+  /// After the last block. A text that is cut off is an Error; a list of events without its ] is not.
   void finish() const;
+  /// Whether the list of events has no end yet: the ] may be left out.
+  bool is_open() const;
 
   /// Longer events and members are an Error.
   static constexpr size_t kMost = size_t{16} << 20;

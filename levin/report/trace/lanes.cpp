@@ -1,6 +1,7 @@
 #include "levin/report/trace/lanes.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 namespace levin::report {
@@ -63,7 +64,7 @@ void add_host(const TraceEvents& trace, LaneMap& lanes) {
 
 void add_device(const TraceEvents& trace, LaneMap& lanes) {
   for (const auto& event : trace.device)
-    lanes[{"GPU " + std::to_string(event.device), event.stream}].spans.push_back(
+    lanes[{trace.device_kind + " " + std::to_string(event.device), event.stream}].spans.push_back(
         {event.start, event.duration, event.name, 1, 0, kind_of_device(event)});
 }
 
@@ -121,8 +122,20 @@ std::string lane_name(const Track& track, bool is_host) {
 }  // namespace
 
 bool is_sync(std::string_view call) {
-  return call == "cudaStreamSynchronize" || call == "cudaDeviceSynchronize" || call == "cudaEventSynchronize" ||
-         call == "cudaMemcpy" || call == "cuStreamSynchronize" || call == "cuCtxSynchronize";
+  constexpr std::array kSyncs{"cudaStreamSynchronize",
+                              "cudaDeviceSynchronize",
+                              "cudaEventSynchronize",
+                              "cudaMemcpy",
+                              "cuStreamSynchronize",
+                              "cuCtxSynchronize",
+                              "cuEventSynchronize",
+                              "hipStreamSynchronize",
+                              "hipDeviceSynchronize",
+                              "hipEventSynchronize",
+                              "hipMemcpy",
+                              "hipMemcpyWithStream",
+                              "synchronizeStream"};
+  return std::find(kSyncs.begin(), kSyncs.end(), call) != kSyncs.end();
 }
 
 Lanes view_lanes(const TraceEvents& trace, const StepView& steps, size_t most) {

@@ -41,6 +41,10 @@ const std::vector<std::pair<std::string_view, std::string_view>>& number_sources
       {"roofline",
        "kernels of operators with `Input Dims`; inputs are read once, outputs written once; peaks of data sheets"},
       {"idle", "time of the steps in which no kernel, copy or fill runs; the cause is what the host did then"},
+      {"launches",
+       "calls of the runtime that launched work: the span of the call; the delay is from its end to the start of the "
+       "(first) work; it waits in the queue from the start of the call"},
+      {"annotations", "spans user_annotation, and the work that calls of the runtime inside them launched"},
       {"critical_path", "from the end of the step of medium length back over what each piece waited for"},
       {"mfu", "FLOPs of the operators in the steps, of the mean step time and the peak of the data sheet"},
       {"what_if",

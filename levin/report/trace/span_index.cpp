@@ -35,6 +35,7 @@ uint32_t SpanIndex::at(uint32_t thread, Ns time) const {
 
 uint32_t SpanIndex::parent(uint32_t span) const {
   const auto at = std::lower_bound(spans_.begin(), spans_.end(), span);
+  if (at == spans_.end() || *at != span) return kNone;
   const auto parent = parents_[static_cast<size_t>(at - spans_.begin())];
   return parent == kNone ? kNone : spans_[parent];
 }

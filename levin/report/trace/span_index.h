@@ -15,7 +15,7 @@ class SpanIndex {
 
   /// A place in the host spans, or kNone.
   uint32_t at(uint32_t thread, Ns time) const;
-  /// The wanted span around a wanted span; kNone without.
+  /// The wanted span around a wanted span; kNone without, and for a span that was left out.
   uint32_t parent(uint32_t span) const;
   /// Those that were wanted and fit, in order.
   const std::vector<uint32_t>& spans() const { return spans_; }

@@ -81,6 +81,15 @@ struct KernelProperties {
   bool operator==(const KernelProperties&) const = default;
 };
 
+/// What a kernel of NCCL says of its collective.
+struct Message {
+  uint32_t name = 0;
+  /// Of the input; negative when the trace does not say.
+  int64_t bytes = -1;
+
+  bool operator==(const Message&) const = default;
+};
+
 /// Work on a device.
 struct DeviceEvent {
   Ns start = 0, duration = 0;
@@ -89,6 +98,9 @@ struct DeviceEvent {
   uint32_t properties = kNone;
   /// The call that launched it, a place in the runtime calls.
   uint32_t launch = kNone;
+  /// The collective that launched it, a place in the host spans; and what the kernel says of it, a place in the
+  /// messages.
+  uint32_t collective = kNone, message = kNone;
   int64_t bytes = -1;
   int16_t device = 0;
   DeviceKind kind = DeviceKind::kKernel;
@@ -140,9 +152,14 @@ struct TraceEvents {
   std::vector<RuntimeCall> calls;
   std::vector<DeviceEvent> device;
   std::vector<KernelProperties> properties;
+  std::vector<Message> messages;
   std::vector<MemoryEvent> memory;
   std::vector<DeviceRange> device_ranges;
   std::vector<DeviceInfo> devices;
+  /// "GPU", or what else the devices are ("MTIA").
+  std::string device_kind = "GPU";
+  /// The trace is one of ROCm.
+  bool is_amd = false;
   /// Of `PyTorch Profiler (0)`, or of all events.
   Ns record_start = 0, record_end = 0;
   /// First and last moment of all events.

@@ -33,7 +33,11 @@ TraceEvents read_trace_blocks(const std::string& name, const TraceBlocks& blocks
       });
   blocks([&](std::string_view block) { cutter.add(block); });
   cutter.finish();
-  return reader.finish();
+  if (cutter.is_open()) reader.warn("the list of events has no end (]): what came after the last event is not there");
+  auto trace = reader.finish();
+  LEVIN_CHECK(!trace.host.empty() || !trace.device.empty() || !trace.calls.empty() || !trace.memory.empty(),
+              "[report] \"", shown(name), "\" has no events of a profiler");
+  return trace;
 }
 
 TraceEvents read_trace_text(std::string_view text, const std::string& name) {

@@ -13,10 +13,13 @@ namespace levin::report {
 /// that is cut off, empty, damaged or no trace is an Error of one line that names it.
 TraceEvents read_trace(const std::filesystem::path& path);
 
-/// The same of a text in memory; `name` is what errors call it.
+/// The text of a file, unpacked, in blocks.
+void read_blocks(const std::filesystem::path& path, const std::function<void(std::string_view)>& add);
+
+/// A trace in memory; `name` is what errors call it.
 TraceEvents read_trace_text(std::string_view text, const std::string& name = "trace");
 
-/// The same of blocks, which `blocks` hands to what it is given.
+/// A trace in blocks, which `blocks` hands to what it is given.
 using TraceBlocks = std::function<void(const std::function<void(std::string_view)>&)>;
 TraceEvents read_trace_blocks(const std::string& name, const TraceBlocks& blocks);
 

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <iterator>
+#include <map>
 
 #include "levin/report/trace/lanes.h"
 #include "levin/report/views/idle.h"
@@ -33,19 +35,15 @@ class PathFinder {
     }
     std::stable_sort(syncs_.begin(), syncs_.end(),
                      [&](uint32_t a, uint32_t b) { return trace.calls[a].end() < trace.calls[b].end(); });
-    for (uint32_t i = 0; i < trace.host.size(); ++i) {
-      const auto& span = trace.host[i];
-      const bool is_work =
-          span.kind == HostKind::kOperator || span.kind == HostKind::kDataLoader || span.kind == HostKind::kCollective;
-      if (is_work && span.end() > step.start && span.start < step.end) work_.push_back(i);
-    }
+    find_work();
   }
 
   CriticalPath find() {
+    auto thread = step_.thread;
     if (events_.empty()) {
-      over_host(step_.start, step_.thread);
+      over_host(step_.start, thread);
     } else {
-      over_host_until_device(step_.thread);
+      over_host_until_device(thread);
     }
     std::reverse(path_.segments.begin(), path_.segments.end());
     path_.step = step_.name;
@@ -81,23 +79,23 @@ class PathFinder {
     // The host was late. It goes back to the last call in which it waited for the device, or to the start.
     while (!syncs_.empty() && trace_.calls[syncs_.back()].end() > at_) syncs_.pop_back();
     const auto* sync = syncs_.empty() ? nullptr : &trace_.calls[syncs_.back()];
+    auto of = launch->thread;
     if (sync == nullptr) {
-      over_host(step_.start, launch->thread);
-      return launch->thread;
+      over_host(step_.start, of);
+      return of;
     }
-    over_host(sync->end(), launch->thread);
+    over_host(sync->end(), of);
     syncs_.pop_back();
     while (!events_.empty() && trace_.device[events_.back()].end() > at_) events_.pop_back();
     const auto* waited_for = peek_event();
     const Ns until = waited_for == nullptr ? sync->start : std::max(waited_for->end(), sync->start);
     add(trace_.name(sync->name), "sync", until);
-    if (waited_for == nullptr || waited_for->end() < sync->start) over_host_to_event(sync->thread);
-    return sync->thread;
-  }
-
-  void over_host_to_event(uint32_t thread) {
-    const auto* event = peek_event();
-    over_host(event == nullptr ? step_.start : event->end(), thread);
+    of = sync->thread;
+    if (waited_for == nullptr || waited_for->end() < sync->start) {
+      const auto* work = peek_event();
+      over_host(work == nullptr ? step_.start : work->end(), of);
+    }
+    return of;
   }
 
   const DeviceEvent* peek_event() {
@@ -123,18 +121,61 @@ class PathFinder {
     path_.segments.push_back({.name = name, .kind = kind, .start = start, .duration = duration});
   }
 
-  // The time of a thread down to `start`, by its outermost operators.
-  void over_host(Ns start, uint32_t thread) {
-    start = std::clamp(start, step_.start, at_);
-    std::vector<const HostSpan*> outer;
-    for (const auto i : work_) {
-      const auto& span = trace_.host[i];
-      if (span.thread != thread || span.end() <= start || span.start >= at_) continue;
-      if (outer.empty() || span.start >= outer.back()->end()) outer.push_back(&span);
+  // The outermost operators of the threads that do the work of the step: its own, those of backward, and those that
+  // launch. Loaders and other helpers are left out.
+  void find_work() {
+    std::vector<char> takes_part(trace_.tracks.size());
+    takes_part[step_.thread] = true;
+    for (const auto& event : trace_.device) {
+      if (event.launch == kNone) continue;
+      const auto& call = trace_.calls[event.launch];
+      if (call.end() > step_.start && call.start < step_.end) takes_part[call.thread] = true;
     }
-    for (size_t i = outer.size(); i-- > 0;) {
-      if (outer[i]->end() < at_) add("host", "host", outer[i]->end());
-      add(trace_.name(outer[i]->name), kind_of(*outer[i]), std::max(outer[i]->start, start));
+    std::vector<char> has_loader(trace_.tracks.size());
+    for (const auto& span : trace_.host) {
+      if (span.end() <= step_.start || span.start >= step_.end) continue;
+      if (span.is_backward) takes_part[span.thread] = true;
+      if (span.kind == HostKind::kDataLoader && span.thread != step_.thread) has_loader[span.thread] = true;
+    }
+    for (const auto& span : trace_.host) {
+      const bool is_work =
+          span.kind == HostKind::kOperator || span.kind == HostKind::kDataLoader || span.kind == HostKind::kCollective;
+      if (!is_work || !takes_part[span.thread] || has_loader[span.thread]) continue;
+      if (span.end() <= step_.start || span.start >= step_.end) continue;
+      auto& work = work_[span.thread];
+      if (work.empty() || span.start >= work.back()->end()) work.push_back(&span);
+    }
+  }
+
+  // The last operator of a thread that began before now; null without.
+  const HostSpan* last_of(const std::vector<const HostSpan*>& work) const {
+    const auto after = std::lower_bound(work.begin(), work.end(), at_,
+                                        [](const HostSpan* span, Ns time) { return span->start < time; });
+    return after == work.begin() ? nullptr : *std::prev(after);
+  }
+
+  // The thread whose work ended last before now: the one that runs, or of the others.
+  const HostSpan* last_work(uint32_t thread) const {
+    const HostSpan* last = nullptr;
+    if (const auto found = work_.find(thread); found != work_.end()) last = last_of(found->second);
+    if (last != nullptr && last->end() >= at_) return last;
+    for (const auto& [other, work] : work_) {
+      const auto* const span = other == thread ? nullptr : last_of(work);
+      if (span != nullptr && (last == nullptr || std::min(span->end(), at_) > last->end())) last = span;
+    }
+    return last;
+  }
+
+  // The time of the host down to `start`. Where its thread does nothing, it waits for the one that does: forward and
+  // backward run on two.
+  void over_host(Ns start, uint32_t& thread) {
+    start = std::clamp(start, step_.start, at_);
+    while (at_ > start) {
+      const auto* const span = last_work(thread);
+      if (span == nullptr || span->end() <= start) break;
+      if (span->end() < at_) add("host", "host", span->end());
+      thread = span->thread;
+      add(trace_.name(span->name), kind_of(*span), std::max(span->start, start));
     }
     add("host", "host", start);
   }
@@ -142,7 +183,8 @@ class PathFinder {
   const TraceEvents& trace_;
   const Step& step_;
   Ns at_;
-  std::vector<uint32_t> events_, syncs_, work_;
+  std::vector<uint32_t> events_, syncs_;
+  std::map<uint32_t, std::vector<const HostSpan*>> work_;  // by thread, in order
   CriticalPath path_;
 };
 

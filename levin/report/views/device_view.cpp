@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "levin/report/views/flops.h"
 #include "levin/report/views/tensor_cores.h"
 
 namespace levin::report {
@@ -61,11 +62,6 @@ void add_curve(const TraceEvents& trace, const Ranges& busy, GpuSummary& gpu) {
   }
 }
 
-/// Kernels of a replayed CUDA graph: their operators ran when it was captured.
-bool is_replayed(const TraceEvents& trace, const DeviceEvent& event) {
-  return event.launch != kNone && trace.name(trace.calls[event.launch].name).find("GraphLaunch") != std::string::npos;
-}
-
 std::optional<double> tensor_core_share(const TraceEvents& trace, const OpTree& tree, int device,
                                         const std::vector<char>& uses) {
   Ns used = 0, all = 0;
@@ -81,12 +77,25 @@ std::optional<double> tensor_core_share(const TraceEvents& trace, const OpTree& 
   return static_cast<double>(used) / static_cast<double>(all);
 }
 
+/// What the trace says of a device. One that is not in its list is as the others, where these are all the same.
+DeviceInfo device_info(const TraceEvents& trace, int device) {
+  const auto& all = trace.devices;
+  const auto same = [&](const DeviceInfo& info) {
+    return info.name == all[0].name && info.major == all[0].major && info.minor == all[0].minor &&
+           info.memory_bytes == all[0].memory_bytes;
+  };
+  for (const auto& info : all) {
+    if (info.id == device) return info;
+  }
+  if (all.empty() || !std::all_of(all.begin(), all.end(), same)) return {.id = device};
+  auto info = all[0];
+  info.id = device;
+  return info;
+}
+
 GpuSummary summarize(const TraceEvents& trace, const OpTree& tree, const StepView& steps, int device,
                      const std::vector<char>& uses) {
-  GpuSummary gpu{.device = device};
-  for (const auto& info : trace.devices) {
-    if (info.id == device) gpu.info = info;
-  }
+  GpuSummary gpu{.device = device, .info = device_info(trace, device)};
   Ranges busy;
   for (const auto& event : trace.device) {
     if (event.kind == DeviceKind::kKernel && event.device == device) busy.push_back({event.start, event.end()});
@@ -107,6 +116,10 @@ GpuSummary summarize(const TraceEvents& trace, const OpTree& tree, const StepVie
 }
 
 }  // namespace
+
+bool is_replayed(const TraceEvents& trace, const DeviceEvent& event) {
+  return event.launch != kNone && trace.name(trace.calls[event.launch].name).find("GraphLaunch") != std::string::npos;
+}
 
 uint32_t owner_of(const TraceEvents& trace, const OpTree& tree, const DeviceEvent& event) {
   if (event.launch == kNone) return kNone;
@@ -135,6 +148,7 @@ TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree) 
       kind = {uses_tf32(trace.name(event.name)), changes_memory_format(trace.name(event.name))};
   }
   TensorCoreTimes times;
+  FlopCounter costs(trace);
   for (const auto& event : trace.device) {
     if (event.kind != DeviceKind::kKernel) continue;
     const Ns used = uses[event.name] ? event.duration : 0, used_compat = uses_compat[event.name] ? event.duration : 0;
@@ -154,6 +168,10 @@ TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree) 
       const auto [tf32, memory_format] = kinds[event.name];
       if (tf32) times.tf32 += event.duration;
       if (memory_format) times.memory_format += event.duration;
+      const auto cost = costs.cost(trace.host[owner]);
+      const int element = cost ? cost->element_bytes : 0;
+      if (element >= 4) times.of_float += event.duration;
+      if (!uses[event.name] && !memory_format && (element == 0 || element >= 4)) times.of_slow += event.duration;
     }
   }
   return times;

@@ -30,10 +30,16 @@ struct TensorCoreTimes {
   Ns all_used_compat = 0, of_operators_used_compat = 0;
   /// Of `of_eligible`: kernels in TF32, and kernels that only change the memory format of images.
   Ns tf32 = 0, memory_format = 0;
+  /// Of `of_eligible`: what is not on tensor cores, changes no format and has no inputs of 16 bits and less; and
+  /// kernels of operators whose inputs are known to be of 32 bits and more.
+  Ns of_slow = 0, of_float = 0;
 };
 
 std::vector<GpuSummary> summarize_gpus(const TraceEvents& trace, const OpTree& tree, const StepView& steps);
 TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree);
+
+/// A kernel of a replayed CUDA graph: its operators ran when it was captured.
+bool is_replayed(const TraceEvents& trace, const DeviceEvent& event);
 
 /// The host span that launched device work, as the tree has it; kNone for the root of a thread.
 uint32_t owner_of(const TraceEvents& trace, const OpTree& tree, const DeviceEvent& event);

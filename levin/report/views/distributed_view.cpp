@@ -1,17 +1,21 @@
 #include "levin/report/views/distributed_view.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "levin/core/error.h"
 #include "levin/report/json_text.h"
 #include "levin/report/report.h"
+#include "levin/report/trace/element_types.h"
 #include "levin/report/views/flops.h"
 
 namespace levin::report {
 namespace {
 
+// Negative when the trace does not say.
 int64_t bytes_of(const TraceEvents& trace, const HostSpan& span) {
+  if (span.shapes == 0) return -1;
   const auto shapes = shapes_of(trace.name(span.shapes));
   std::vector<std::string> types;
   try {
@@ -20,13 +24,14 @@ int64_t bytes_of(const TraceEvents& trace, const HostSpan& span) {
     }
   } catch (const Error&) {
   }
+  if (types.empty()) return -1;
   double bytes = 0;
   for (size_t i = 0; i < shapes.size() && i < types.size(); ++i) {
     double count = bytes_of_type(types[i]);
     for (const auto size : shapes[i]) count *= static_cast<double>(size);
     bytes += count;
   }
-  return bytes < 9e18 ? static_cast<int64_t>(bytes) : 0;
+  return bytes < 9e18 ? static_cast<int64_t>(bytes) : -1;
 }
 
 std::string step_at(const StepView& steps, Ns start) {
@@ -36,27 +41,48 @@ std::string step_at(const StepView& steps, Ns start) {
   return {};
 }
 
-// Device time of each collective, where its kernels have its id.
-std::map<uint32_t, Ranges> kernels_by_id(const TraceEvents& trace) {
-  std::map<uint32_t, Ranges> kernels;
-  for (const auto& event : trace.device) {
-    if (event.is_communication && event.external != kNone)
-      kernels[event.external].push_back({event.start, event.end()});
+// The kernels of each collective, by its place in the host spans.
+std::map<uint32_t, std::vector<uint32_t>> kernels_of_collectives(const TraceEvents& trace) {
+  std::map<uint32_t, std::vector<uint32_t>> kernels;
+  for (uint32_t i = 0; i < trace.device.size(); ++i) {
+    if (trace.device[i].collective != kNone) kernels[trace.device[i].collective].push_back(i);
   }
   return kernels;
 }
 
-// Newer traces do not tie NCCL kernels to collectives: then the kernels themselves are the collectives, in their order.
-std::vector<Collective> kernels_alone(const TraceEvents& trace, const StepView& steps) {
-  std::vector<Collective> out;
-  for (const auto& event : trace.device) {
-    if (!event.is_communication) continue;
-    out.push_back({.name = trace.name(event.name),
-                   .step = step_at(steps, event.start),
-                   .start = event.start,
-                   .ranges = {{event.start, event.end()}},
-                   .with_host = {{event.start, event.end()}}});
+int64_t bytes_of(const TraceEvents& trace, const DeviceEvent& kernel) {
+  return kernel.message == kNone ? -1 : trace.messages[kernel.message].bytes;
+}
+
+// A kernel without a collective of the host: one of a replayed graph, or of a trace of the device alone.
+Collective kernel_alone(const TraceEvents& trace, const StepView& steps, const DeviceEvent& kernel) {
+  const auto said = kernel.message == kNone ? 0 : trace.messages[kernel.message].name;
+  return {.name = said != 0 ? "nccl:" + trace.name(said) : trace.name(kernel.name),
+          .step = step_at(steps, kernel.start),
+          .start = kernel.start,
+          .bytes = bytes_of(trace, kernel),
+          .ranges = {{kernel.start, kernel.end()}},
+          .with_host = {{kernel.start, kernel.end()}}};
+}
+
+// A collective of the host: as long as its kernels, or as its span where there are none.
+Collective collective_of(const TraceEvents& trace, const StepView& steps, const HostSpan& span,
+                         const std::vector<uint32_t>& kernels) {
+  Collective out{.name = trace.name(span.name),
+                 .step = step_at(steps, span.start),
+                 .start = span.start,
+                 .bytes = bytes_of(trace, span)};
+  int64_t said = -1;
+  for (const auto i : kernels) {
+    const auto& kernel = trace.device[i];
+    out.ranges.push_back({kernel.start, kernel.end()});
+    if (const auto bytes = bytes_of(trace, kernel); bytes >= 0) said = std::max<int64_t>(said, 0) + bytes;
   }
+  if (out.bytes < 0) out.bytes = said;
+  if (kernels.empty()) out.ranges.push_back({span.start, span.end()});
+  out.with_host = out.ranges;
+  if (!kernels.empty()) out.with_host.push_back({span.start, span.end()});
+  std::ranges::sort(out.with_host, [](const Range& a, const Range& b) { return a.start < b.start; });
   return out;
 }
 
@@ -151,7 +177,9 @@ void add_operations(int64_t rank, const std::vector<Timed>& times, std::vector<O
     row.rank = rank;
     row.name = timed.collective->name;
     ++row.calls;
-    row.bytes += timed.collective->bytes;
+    // One that does not say makes the sum unknown.
+    const auto bytes = timed.collective->bytes;
+    row.bytes = row.bytes < 0 || bytes < 0 ? -1 : row.bytes + bytes;
     auto& of = ranges[row.name];
     append(of.all, timed.collective->ranges);
     append(of.transfer, timed.transfer);
@@ -188,27 +216,23 @@ void add_overlap(const TraceReport& rank, std::vector<OverlapRow>& rows) {
 
 std::vector<Collective> collectives_of(const TraceEvents& trace, const StepView& steps) {
   std::vector<Collective> out;
-  const auto kernels = kernels_by_id(trace);
-  bool any_tied = false, any_nccl = false;
-  for (const auto& span : trace.host) {
-    if (span.kind != HostKind::kCollective) continue;
-    const auto& name = trace.name(span.name);
-    const auto found = span.external == kNone ? kernels.end() : kernels.find(span.external);
-    any_tied |= found != kernels.end();
-    any_nccl |= name.starts_with("nccl:");
-    // The span on the host of an NCCL collective is its launch, not its time.
-    Ranges ranges = found != kernels.end() ? found->second : Ranges{{span.start, span.end()}};
-    Ranges with_host = ranges;
-    if (found != kernels.end()) with_host.push_back({span.start, span.end()});
-    std::ranges::sort(with_host, [](const Range& a, const Range& b) { return a.start < b.start; });
-    out.push_back({.name = name,
-                   .step = step_at(steps, span.start),
-                   .start = span.start,
-                   .bytes = bytes_of(trace, span),
-                   .ranges = std::move(ranges),
-                   .with_host = std::move(with_host)});
+  const auto kernels = kernels_of_collectives(trace);
+  // Spans of the host alone are those of Gloo, or launches whose kernels are not in the trace.
+  for (uint32_t i = 0; i < trace.host.size(); ++i) {
+    if (trace.host[i].kind != HostKind::kCollective) continue;
+    const auto found = kernels.find(i);
+    out.push_back(
+        collective_of(trace, steps, trace.host[i], found == kernels.end() ? std::vector<uint32_t>() : found->second));
   }
-  if (!kernels.empty() && !any_tied && (any_nccl || out.empty())) out = kernels_alone(trace, steps);
+  // What was launched before the recording is not whole: other ranks may have none of it.
+  std::vector<Collective> alone;
+  for (const auto& event : trace.device) {
+    if (!event.is_communication || event.collective != kNone) continue;
+    if (event.launch != kNone || kernels.empty()) alone.push_back(kernel_alone(trace, steps, event));
+  }
+  if (kernels.empty() && !alone.empty())
+    std::erase_if(out, [](const Collective& each) { return each.name.starts_with("nccl:"); });
+  out.insert(out.end(), std::make_move_iterator(alone.begin()), std::make_move_iterator(alone.end()));
   std::stable_sort(out.begin(), out.end(), [](const Collective& a, const Collective& b) { return a.start < b.start; });
   return out;
 }
@@ -220,6 +244,15 @@ std::optional<DistributedView> view_distributed(const std::vector<const TraceRep
     const auto device = rank->gpus.empty() ? std::string("CPU") : rank->gpus[0].info.name;
     view.workers.push_back({rank->rank, rank->worker, device});
     add_overlap(*rank, view.overlap);
+  }
+  const auto world = ranks[0]->events.world_size;
+  if (world > static_cast<int64_t>(ranks.size())) {
+    view.missing = world - static_cast<int64_t>(ranks.size());
+    view.warnings.push_back(
+        levin::detail::concat(view.missing, " of ", world,
+                              " ranks are not here: transfer, waiting and who was last are those of "
+                              "these ",
+                              ranks.size(), " alone"));
   }
   if (ranks[0]->collectives.empty()) return view;
   if (!same_collectives(ranks)) {

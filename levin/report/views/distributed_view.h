@@ -14,7 +14,8 @@ struct TraceReport;
 struct Collective {
   std::string name, step;
   Ns start = 0;
-  int64_t bytes = 0;
+  /// Of the input; negative when the trace does not say.
+  int64_t bytes = -1;
   Ranges ranges;
   /// With the span on the host beside the kernels, as PyTorch's TensorBoard plugin counts it.
   Ranges with_host;
@@ -38,6 +39,7 @@ struct OperationRow {
   int64_t rank = 0;
   std::string name;
   uint64_t calls = 0;
+  /// Negative when the trace does not say.
   int64_t bytes = 0;
   Ns latency = 0, transfer = 0;
   Ns tb_latency = 0, tb_transfer = 0;
@@ -62,6 +64,8 @@ struct DistributedView {
   std::vector<WaitingRow> waiting;
   std::vector<OperationRow> operations;
   std::vector<StragglerRow> stragglers;
+  /// Ranks of the world that no trace is there of.
+  int64_t missing = 0;
   std::vector<std::string> warnings;
 };
 

@@ -9,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/devices/product_operators.h"
 #include "levin/report/json_text.h"
+#include "levin/report/trace/element_types.h"
 
 namespace levin::report {
 namespace {
@@ -97,32 +98,6 @@ std::vector<Shape> shapes_of(std::string_view text) {
     shapes.clear();
   }
   return shapes;
-}
-
-int bytes_of_type(std::string_view type) {
-  struct Row {
-    std::string_view name;
-    int bytes;
-  };
-  constexpr std::array kRows{Row{"float", 4},
-                             Row{"c10::BFloat16", 2},
-                             Row{"c10::Half", 2},
-                             Row{"double", 8},
-                             Row{"long int", 8},
-                             Row{"long", 8},
-                             Row{"int", 4},
-                             Row{"short int", 2},
-                             Row{"unsigned char", 1},
-                             Row{"signed char", 1},
-                             Row{"char", 1},
-                             Row{"bool", 1},
-                             Row{"c10::Float8_e4m3fn", 1},
-                             Row{"c10::Float8_e5m2", 1},
-                             Row{"c10::complex<float>", 8}};
-  for (const auto& row : kRows) {
-    if (row.name == type) return row.bytes;
-  }
-  return 0;
 }
 
 bool FlopCounter::is_counted(const HostSpan& span) {

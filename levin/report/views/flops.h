@@ -46,7 +46,5 @@ class FlopCounter {
 using Shape = std::vector<int64_t>;
 /// "[[2, 3], [], [4]]"; a list of tensors is one empty shape. Empty for a text that was shortened.
 std::vector<Shape> shapes_of(std::string_view text);
-/// By PyTorch's words: float, c10::BFloat16, long int. 0 for others.
-int bytes_of_type(std::string_view type);
 
 }  // namespace levin::report

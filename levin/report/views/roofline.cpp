@@ -64,7 +64,8 @@ std::optional<double> peak_gbps(const std::string& device) {
 }
 
 std::optional<double> peak_tflops(const std::string& device, const std::string& precision) {
-  const auto dtype = precision == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+  const bool is_half = precision == "bf16" || precision == "fp16";
+  const auto dtype = is_half ? c10::ScalarType::Half : c10::ScalarType::Float;
   const auto flops = peak_flops(device, dtype, precision == "tf32");
   if (!flops || *flops <= 0) return std::nullopt;
   return *flops / 1e12;
@@ -80,8 +81,11 @@ std::string precision_of(const TraceEvents& trace, const OpTree& tree, const Ten
     if (!cost) continue;
     (cost->element_bytes <= 2 ? half : full) += *count;
   }
-  if (half > full) return "bf16";
-  return times.of_eligible_used * 2 > times.of_eligible ? (full > 0 ? "tf32" : "bf16") : "fp32";
+  // Volta and Turing have tensor cores for float16 alone.
+  const bool is_old = !trace.is_amd && !trace.devices.empty() && trace.devices[0].major == 7;
+  const char* const sixteen = is_old ? "fp16" : "bf16";
+  if (half > full) return sixteen;
+  return times.of_eligible_used * 2 > times.of_eligible ? (full > 0 ? "tf32" : sixteen) : "fp32";
 }
 
 std::optional<Roofline> view_roofline(const TraceEvents& trace, const OpTree& tree, const TensorCoreTimes& times) {

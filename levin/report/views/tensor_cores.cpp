@@ -29,12 +29,12 @@ constexpr std::array<std::string_view, 18> kOldParts{"h884",
                                                      "xmma_sparse_gemm"};
 
 // Kernels of cuBLAS, cuDNN, CUTLASS and attention since.
-constexpr std::array<std::string_view, 21> kNewParts{
-    "nvjet",           "tensorop",         "wgmma",         "xmma_fprop",    "xmma_dgrad",
-    "xmma_wgrad",      "tf32f32",          "gemm_bf16",     "gemm_fp8",      "flash_fwd",
-    "flash_bwd",       "fmha_cutlass",     "GmmaKernel",    "pytorch_flash", "cudnn_generated_fort_native_sdpa",
-    "short_attention", "causal_attention", "decode_groups", "block_sparse",  "sparse_keys",
-    "sparse_queries"};
+constexpr std::array<std::string_view, 27> kNewParts{
+    "nvjet", "tensorop", "wgmma", "xmma_fprop", "xmma_dgrad", "xmma_wgrad", "tf32f32", "gemm_bf16", "gemm_fp8",
+    "flash_fwd", "flash_bwd", "fmha_cutlass", "GmmaKernel", "pytorch_flash", "cudnn_generated_fort_native_sdpa",
+    "short_attention", "causal_attention", "decode_groups", "block_sparse", "sparse_keys", "sparse_queries",
+    // Matrix cores of AMD: hipBLASLt's and Composable Kernel's.
+    "_MI16x16", "_MI32x32", "_MI4x4", "_MFMA", "mfma", "xdlops"};
 
 // sm80_xmma_..., sm90_..._gemm...: made for one architecture. Those in float alone (simt, sgemm, ffma) do not use them.
 bool is_simt(std::string_view name) {
