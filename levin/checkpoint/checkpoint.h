@@ -71,7 +71,8 @@ struct LoadOptions {
   const CheckpointFormat* format = nullptr;
 };
 
-/// Loads into everything that `state` binds, in place, and returns what the checkpoint holds besides. Modules are read
+/// Loads into everything that `state` binds, in place, and returns what the checkpoint holds besides; `folder` may also
+/// be a file that a program wrote with LibTorch's OutputArchive, one name for each part. Modules are read
 /// tensor by tensor straight into their own memory; another dtype is converted, and said. Nothing is changed when the
 /// checkpoint is damaged, incomplete, of a newer format, or does not fit, or when an optimizer or anything else that is
 /// bound refuses its part: modules come last, and what was loaded before is put back, from a copy in host memory.
@@ -85,7 +86,8 @@ StateDict load_checkpoint(const std::filesystem::path& folder, const ShardTarget
 
 struct RawOptions {
   bool strict = true;
-  /// Which name of a checkpoint to take; by default "model", or the only one.
+  /// Which name of a checkpoint to take; by default "model", or the only one. Of a file of torch.save or torch::save
+  /// the part ("generator"), which is looked for by default.
   std::string key = {};
   /// As in LoadOptions; every rank of its group must call.
   ShardMap* shards = nullptr;

@@ -166,6 +166,25 @@ void verify_share(const OpenCheckpoint& reader, ShardMap* shards) {
   reader.verify(shards ? shards->group().rank() : 0, shards ? shards->group().size() : 1);
 }
 
+/// A checkpoint, or what a program wrote with LibTorch's OutputArchive.
+std::unique_ptr<OpenCheckpoint> open_any(const fs::path& path, const CheckpointFormat* own) {
+  static const detail::LibtorchFile libtorch;
+  return detail::open_checkpoint(path,
+                                 !find_checkpoint_format(path, own) && libtorch.recognizes(path) ? &libtorch : own);
+}
+
+/// torch::save(module) writes no name for the module itself.
+void check_parts_of_libtorch(const fs::path& path, const State& state, const std::vector<std::string>& keys,
+                             const LoadOptions& options) {
+  if (state.items().empty() || find_checkpoint_format(path, options.format)) return;
+  for (const auto& item : state.items())
+    if (has(keys, item.name)) return;
+  throw Error(
+      fmt::format("[checkpoint.load] \"{}\" is a file of LibTorch and has no \"{}\"; one of torch::save(module) or "
+                  "torch::save(optimizer) is loaded by load_raw(path, net) or load_raw(path, optimizer)",
+                  path.string(), state.items().front().name));
+}
+
 /// The part of a checkpoint that one thing takes.
 void load_raw_checkpoint(const fs::path& path, const StateRef& target, const RawOptions& options) {
   std::unique_ptr<OpenCheckpoint> reader;
@@ -209,8 +228,9 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
   std::vector<std::unique_ptr<detail::TensorSource>> sources;
   auto* group = group_of(options);
   step(group, [&] {
-    reader = detail::open_checkpoint(folder, options.format);
+    reader = open_any(folder, options.format);
     keys = reader->keys();
+    check_parts_of_libtorch(folder, state, keys, options);
     for (const auto& [name, ref] : state.items()) {
       if (!there(name)) {
         if (!has(options.optional, name)) modules.add_missing(name);
@@ -255,7 +275,7 @@ StateDict load_checkpoint(const fs::path& folder, LoadOptions options) {
 StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, LoadOptions options) {
   std::unique_ptr<OpenCheckpoint> reader;
   auto* group = &targets.shards().group();
-  step(group, [&] { reader = detail::open_checkpoint(folder, options.format); });
+  step(group, [&] { reader = open_any(folder, options.format); });
   if (options.verify) step(group, [&] { verify_share(*reader, &targets.shards()); });
   StateDict state;
   step(group, [&] {
@@ -281,7 +301,7 @@ void load_raw(const fs::path& path, const StateRef& target, const RawOptions& op
   step(group, [&] {
     LEVIN_CHECK(target.module(), "[load_raw] \"", path.string(),
                 "\" is a weight file, which only a module or an optimizer can take");
-    file.emplace(path);
+    file.emplace(path, options.key.empty() ? WeightOptions() : WeightOptions{.root = options.key});
     source.emplace(*file);
     load.add(*target.module(), *source, "", options.shards);
     load.check("load_raw", path.string(), options.strict);

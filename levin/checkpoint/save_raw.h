@@ -8,6 +8,8 @@
 namespace levin {
 
 struct SaveRawOptions {
+  /// Writes what LibTorch's torch::load(optimizer, path) reads, in place of a file for Python.
+  bool libtorch = false;
   /// Which tensors of the state are shards. When it is set, every rank of its group must call, and rank 0 writes.
   ShardMap* shards = nullptr;
 };

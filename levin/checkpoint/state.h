@@ -48,6 +48,26 @@ template <class T>
 concept StateVariable =
     StateNumber<T> || std::same_as<T, std::string> || std::same_as<T, StateDict> || std::same_as<T, StateList> ||
     std::same_as<T, Tensor> || std::same_as<T, std::vector<double>> || std::same_as<T, std::vector<int64_t>>;
+/// A data loader of torch, as it is, behind a pointer, or set up with a Fabric.
+template <class T>
+struct IsTorchDataLoader : std::false_type {};
+template <class T>
+requires requires(T& loader) {
+  typename T::BatchRequestType;
+  loader.options().enforce_ordering;
+}
+struct IsTorchDataLoader<T> : std::true_type {};
+template <class T>
+requires requires {
+  typename T::Range;
+}
+struct IsTorchDataLoader<T> : IsTorchDataLoader<std::remove_cvref_t<typename T::Range>> {};
+template <class T>
+requires requires {
+  typename T::element_type;
+}
+struct IsTorchDataLoader<T> : IsTorchDataLoader<typename T::element_type> {};
+
 /// Whether a State can hold `T` (with its reference and const, as the argument has them).
 template <class T>
 concept StateBindable = StateHandle<std::remove_cvref_t<T>> ||
@@ -83,7 +103,12 @@ class StateRef {
       StateRef(T&& object) {  // NOLINT: implicit on purpose, `{"epoch", epoch}`
     using U = std::remove_cvref_t<T>;
     static_assert(
-        detail::StateBindable<T>,
+        !detail::IsTorchDataLoader<U>::value,
+        "levin: a torch data loader cannot resume where it stopped, so a State does not hold one: write "
+        "levin::make_loader(dataset, {.batch_size = ..., .shuffle = true}) for it, which can; over a stateful "
+        "dataset an epoch starts again");
+    static_assert(
+        detail::StateBindable<T> || detail::IsTorchDataLoader<U>::value,
         "levin: a State binds variables, so that load can write to them: a number or string must be a variable that is "
         "not const (int64_t epoch = 3; State state{{\"epoch\", epoch}}), anything else needs state_dict() const and "
         "load_state_dict(const StateDict&)");

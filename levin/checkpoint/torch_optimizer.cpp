@@ -1,8 +1,13 @@
 #include "levin/checkpoint/torch_optimizer.h"
 
+#include <algorithm>
 #include <charconv>
+#include <unordered_set>
+
+#include <ATen/ops/scalar_tensor.h>
 
 #include "levin/core/error.h"
+#include "levin/io/weights/libtorch.h"
 #include "levin/io/weights/torch_file.h"
 
 namespace levin::detail {
@@ -56,8 +61,77 @@ StateValue state_value(const TorchFile& file, const pickle::Value& value, const 
   return {};
 }
 
-bool is_optimizer_state(const pickle::Value* value) {
-  return value && value->is(pickle::Kind::dict) && value->find("state") && value->find("param_groups");
+bool is_any_optimizer(const pickle::Value* value) {
+  return is_optimizer_state(value) || is_libtorch_optimizer(value);
+}
+
+int64_t size_at(const StateDict& dict, std::string_view name) {
+  const auto& size = dict.at(name).to_tensor();
+  LEVIN_CHECK(size.numel() == 1 && size.scalar_type() == at::kLong, "\"", name, "\" is not one whole number");
+  const auto count = size.item<int64_t>();
+  LEVIN_CHECK(count >= 0 && static_cast<size_t>(count) < dict.size(), "\"", name, "\" says ", count, ", and ",
+              dict.size() - 1, " values stand beside it");
+  return count;
+}
+
+/// LibTorch's layout in that of state_dict(): parameters by their numbers, not by their addresses; groups as a list;
+/// steps counted in tensors.
+StateDict from_libtorch(const StateDict& file) {
+  const auto& states = file.at("state").to_dict();
+  const auto& groups = file.at("param_groups").to_dict();
+  StateDict numbered;
+  StateList list;
+  int64_t number = 0;
+  for (int64_t g = 0, count = size_at(groups, "param_groups/size"); g < count; ++g) {
+    const auto& group = groups.at(concat("param_groups/", g)).to_dict();
+    StateDict out = group.at("options").to_dict();
+    StateList params;
+    // A tied parameter stands as often as it is registered.
+    std::unordered_set<std::string> seen;
+    for (int64_t i = 0, size = size_at(group, "params/size"); i < size; ++i) {
+      const auto& address = group.at(concat("params/", i)).to_string();
+      if (!seen.insert(address).second) continue;
+      if (const auto* found = states.find(address)) {
+        StateDict state = found->to_dict();
+        if (const auto* step = state.find("step"))
+          state["step"] = at::scalar_tensor(static_cast<double>(step->to_int()), at::kFloat);
+        numbered[std::to_string(number)] = std::move(state);
+      }
+      params.emplace_back(number++);
+    }
+    out["params"] = std::move(params);
+    list.emplace_back(std::move(out));
+  }
+  return {{"state", std::move(numbered)}, {"param_groups", std::move(list)}};
+}
+
+/// The state of an optimizer in the layout of state_dict(), whoever wrote it.
+StateDict optimizer_state(const TorchFile& file, const pickle::Value& value, const std::string& name) {
+  const auto state = state_value(file, value, name).to_dict();
+  if (!is_libtorch_optimizer(&value)) return state;
+  try {
+    return from_libtorch(state);
+  } catch (const Error& error) {
+    throw Error(concat("[load_raw] \"", file.path().string(),
+                       "\" has a state of an optimizer that is damaged: ", error.what()));
+  }
+}
+
+/// The tensors and values of a module by dotted names.
+void flatten(const StateDict& dict, const std::string& prefix, StateDict& into) {
+  for (const auto& [name, value] : dict) {
+    if (value.is_dict())
+      flatten(value.to_dict(), prefix + name + ".", into);
+    else
+      into[prefix + name] = value;
+  }
+}
+
+bool holds_tensors(const StateValue& value) {
+  if (value.is_tensor()) return true;
+  if (!value.is_dict()) return false;
+  const auto& dict = value.to_dict();
+  return std::any_of(dict.begin(), dict.end(), [](const auto& item) { return holds_tensors(item.second); });
 }
 
 /// The value at the end of "a.0.b"; null when there is none.
@@ -83,7 +157,7 @@ const pickle::Value* find_at(const pickle::Value& whole, std::string_view way) {
 }
 
 std::string likely_key(const pickle::Value& whole, const std::string& where) {
-  if (is_optimizer_state(&whole)) return {};
+  if (is_any_optimizer(&whole)) return {};
   const auto* several = whole.is(pickle::Kind::dict) ? whole.find("optimizer_states") : nullptr;
   if (several && several->is(pickle::Kind::list)) {
     const auto count = several->items().size();
@@ -92,10 +166,19 @@ std::string likely_key(const pickle::Value& whole, const std::string& where) {
     if (count == 1) return "optimizer_states.0";
   }
   for (const std::string key : {"optimizer", "optimizer_state_dict"})
-    if (is_optimizer_state(find_at(whole, key))) return key;
-  throw Error(concat("[load_raw] \"", where, "\" has no state of an optimizer: a dict with \"state\" and ",
-                     "\"param_groups\" is needed, as torch.save(optimizer.state_dict(), path) writes it; .key says ",
-                     "where in the file it stands"));
+    if (is_any_optimizer(find_at(whole, key))) return key;
+  if (!whole.class_name().empty()) {
+    std::vector<std::string> found;
+    for (const auto& [key, value] : whole.pairs())
+      if (is_libtorch_optimizer(&value)) found.push_back(key_text(key));
+    LEVIN_CHECK(found.size() <= 1, "[load_raw] \"", where, "\" has the states of ", found.size(),
+                " optimizers; .key says which: \"", found.front(), "\", \"", found.back(), "\"");
+    if (found.size() == 1) return found[0];
+  }
+  throw Error(concat(
+      "[load_raw] \"", where, "\" has no state of an optimizer: a dict with \"state\" and ",
+      "\"param_groups\" is needed, as torch.save(optimizer.state_dict(), path) writes it, or a file of LibTorch's ",
+      "torch::save(optimizer, path); .key says where in the file it stands"));
 }
 
 }  // namespace
@@ -117,9 +200,41 @@ StateDict TorchOptimizerFile::load(const fs::path& path) const {
   const TorchFile file(path);
   const auto key = key_.empty() ? likely_key(file.tree(), path.string()) : key_;
   const auto* state = find_at(file.tree(), key);
-  LEVIN_CHECK(is_optimizer_state(state), "[load_raw] \"", path.string(), "\" has no state of an optimizer at \"", key,
+  LEVIN_CHECK(is_any_optimizer(state), "[load_raw] \"", path.string(), "\" has no state of an optimizer at \"", key,
               "\": a dict with \"state\" and \"param_groups\" is needed");
-  return {{"optimizer", state_value(file, *state, key)}};
+  return {{"optimizer", optimizer_state(file, *state, key)}};
+}
+
+bool LibtorchFile::recognizes(const fs::path& path) const {
+  std::error_code error;
+  return fs::is_regular_file(path, error) && is_libtorch_file(path);
+}
+
+void LibtorchFile::save(const fs::path& path, const StateDict&) const {
+  throw Error(concat("[checkpoint.save] \"", path.string(), "\": torch::save and save_raw write files of LibTorch"));
+}
+
+StateDict LibtorchFile::load(const fs::path& path) const {
+  const TorchFile file(path);
+  const auto& whole = file.tree();
+  if (is_libtorch_optimizer(&whole)) return {{"optimizer", optimizer_state(file, whole, "")}};
+  StateDict state;
+  if (!whole.is(pickle::Kind::dict)) return state;
+  for (const auto& [key, value] : whole.pairs()) {
+    const auto name = key_text(key);
+    if (is_libtorch_optimizer(&value)) {
+      state[name] = optimizer_state(file, value, name);
+      continue;
+    }
+    auto read = state_value(file, value, name);
+    if (read.is_dict() && holds_tensors(read)) {
+      StateDict flat;
+      flatten(read.to_dict(), "", flat);
+      read = std::move(flat);
+    }
+    state[name] = std::move(read);
+  }
+  return state;
 }
 
 }  // namespace levin::detail

@@ -79,9 +79,10 @@ class TorchMaker final : public BatchMaker<typename D::BatchType> {
 template <detail::TorchDataset D>
 auto make_loader(D dataset, LoaderOptions options = {}) {
   static_assert(!D::is_stateful,
-                "levin: a stateful torch dataset (a ChunkDataset) decides itself what comes next, and make_loader "
-                "cannot split it over ranks: give its chunk sampler each rank's chunks, keep "
-                "torch::data::make_data_loader, and pass {.use_distributed_sampler = false} to setup_dataloaders");
+                "levin: a stateful torch dataset (a ChunkDataset) decides itself what comes next, and make_loader can "
+                "neither split it over ranks nor resume in it: keep torch::data::make_data_loader, and give the "
+                "ChunkDataset a torch::data::samplers::DistributedRandomSampler(chunks, fabric.world_size(), "
+                "fabric.global_rank()) as its chunk sampler");
   static_assert(D::is_stateful || std::convertible_to<const std::vector<size_t>&, typename D::BatchRequestType>,
                 "levin: make_loader asks a torch dataset for batches by their indices");
   if constexpr (!D::is_stateful)

@@ -168,6 +168,12 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   if (precision.autocast && device().is_cuda() && core.strategy->layout().plan_groups == nullptr)
     call->weight_casts = std::make_unique<kernels::WeightCasts>();
   call->sync = core.strategy->setup_module(*module);
+  for (const auto& parameter : module->parameters()) {
+    if (!parameter.is_floating_point()) continue;
+    call->witness = parameter;
+    call->witness_dtype = parameter.scalar_type();
+    break;
+  }
   call->module = std::move(module);
   call->guards_backward = call->sync || core.scaler;
   call->plain = !call->sync && !precision.params && !precision.autocast;
@@ -198,11 +204,16 @@ Optimizer Fabric::setup_optimizer(Optimizer optimizer) {
       " itself, with optimizer_in_backward = true of FsdpOptions, ZeroOptions or GeminiOptions");
   core_->optimizers.push_back(optimizer.impl());
   ++core_->version;
+  const auto* of_torch = optim::adapted(*optimizer.impl());
   optimizer = core_->strategy->setup_optimizer(optimizer);
-  if (!core_->scaler) return optimizer;
-  Optimizer scaled(std::make_shared<ScaledOptimizer>(std::move(optimizer), core_));
-  core_->optimizers.push_back(scaled.impl());
-  return scaled;
+  if (core_->scaler) {
+    optimizer = Optimizer(std::make_shared<ScaledOptimizer>(std::move(optimizer), core_));
+    core_->optimizers.push_back(optimizer.impl());
+  }
+  auto& of_torch_all = core_->torch_optimizers;
+  std::erase_if(of_torch_all, [&](const auto& known) { return known.first == of_torch || known.second.expired(); });
+  if (of_torch) of_torch_all.emplace_back(of_torch, optimizer.impl());
+  return optimizer;
 }
 
 void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
@@ -337,9 +348,17 @@ InitOptions Fabric::init_options(InitModuleOptions options) const {
       .device = device(), .dtype = core_->plan.precision.params, .empty = options.empty_init, .deferred = options.meta};
 }
 
-void Fabric::note_loader_kept(bool asked, bool of_torch) const {
+void Fabric::note_loader_kept(bool asked, detail::KeptLoader kind) const {
   if (!asked || world_size() == 1) return;
-  LEVIN_CHECK(!of_torch,
+  LEVIN_CHECK(
+      kind != detail::KeptLoader::stateful_torch,
+      "[fabric.setup_dataloaders] the dataset of this torch data loader decides itself what comes next, and would "
+      "give the same to every one of ",
+      world_size(),
+      " ranks; give a ChunkDataset a torch::data::samplers::DistributedRandomSampler(chunks, "
+      "fabric.world_size(), fabric.global_rank()) as its chunk sampler; where a dataset of your own takes its "
+      "part by fabric.global_rank(), pass {.use_distributed_sampler = false}");
+  LEVIN_CHECK(kind != detail::KeptLoader::torch,
               "[fabric.setup_dataloaders] torch's data loader would give all of its batches to every one of ",
               world_size(),
               " ranks; write levin::make_loader(dataset, {.batch_size = ..., .shuffle = true}) for it, give it a "

@@ -187,7 +187,7 @@ class Fabric {
       return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU), loader_note());
     } else {
       if constexpr (!detail::kSplitsOverRanks<T>)
-        note_loader_kept(options.use_distributed_sampler, detail::IsTorchLoader<detail::Pointee<T>>::value);
+        note_loader_kept(options.use_distributed_sampler, detail::kept_loader<T>());
       if constexpr (std::is_lvalue_reference_v<L>)
         return FabricLoader<std::remove_reference_t<L>*>(std::make_shared<std::remove_reference_t<L>*>(&loader), target,
                                                          loader_note());
@@ -495,7 +495,7 @@ class Fabric {
   void save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write);
   std::shared_ptr<detail::ModuleCall> setup_call(std::shared_ptr<torch::nn::Module> module, SetupOptions options);
   Optimizer setup_optimizer(Optimizer optimizer);
-  void note_loader_kept(bool asked, bool of_torch) const;
+  void note_loader_kept(bool asked, detail::KeptLoader kind) const;
   detail::LoaderNote loader_note() const;
   void begin_join(detail::ModuleCall& call, const JoinOptions& options);
   void end_join(detail::ModuleCall& call);

@@ -3,7 +3,10 @@
 #include <atomic>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
+
+#include <torch/optim/optimizer.h>
 
 #include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
@@ -44,6 +47,8 @@ struct FabricCore {
   std::shared_ptr<GraphDevice> graphs;
   /// What runs compiled steps: where a group of ranks fails, their graphs end before it does.
   std::vector<std::weak_ptr<StepCompiler>> compilers;
+  /// Torch's optimizers that were set up, and what steps them now: torch::save and torch::load are given the first.
+  std::vector<std::pair<const torch::optim::Optimizer*, std::weak_ptr<OptimizerImpl>>> torch_optimizers;
 };
 
 /// Where ranks see the gradients of their shards only, one that overflows stops the step of all. A strategy may come to

@@ -53,14 +53,56 @@ template <class L>
   loader.options().enforce_ordering;
 } > {};
 
-/// A torch::data loader whose sampler gives each rank its own samples, as DistributedRandomSampler does.
+/// A sampler that gives each rank its own samples, as DistributedRandomSampler does.
+template <class S>
+concept DistributedSampler = requires(S& sampler) {
+  sampler.set_epoch(size_t{});
+};
+
+/// A torch dataset that decides itself what comes next, such as a ChunkDataset, as it is or within others.
+template <class D>
+struct SplitsChunks : std::false_type {};
+template <class D>
+requires DistributedSampler<typename D::ChunkSamplerType>
+struct SplitsChunks<D> : std::true_type {
+};
+// A ChunkDataset has template arguments with defaults, and may look like either of these.
+template <class D>
+concept HasChunkSampler = requires {
+  typename D::ChunkSamplerType;
+};
+template <template <class> class Shared, class D>
+requires(!HasChunkSampler<Shared<D>>) struct SplitsChunks<Shared<D>> : SplitsChunks<D> {
+};
+template <template <class, class> class Map, class D, class T>
+requires(!HasChunkSampler<Map<D, T>>) struct SplitsChunks<Map<D, T>> : SplitsChunks<D> {
+};
+
+/// A torch::data loader whose sampler, or the chunk sampler of whose dataset, gives each rank its own samples.
 template <class L>
 struct HasDistributedSampler : std::false_type {};
 template <template <class, class> class Loader, class D, class S>
-requires requires(S& sampler) {
-  sampler.set_epoch(size_t{});
+requires DistributedSampler<S>
+struct HasDistributedSampler<Loader<D, S>> : std::true_type {
+};
+template <template <class> class Loader, class D>
+requires(D::is_stateful) struct HasDistributedSampler<Loader<D>> : SplitsChunks<D> {
+};
+
+/// Whether a torch::data loader goes over a dataset that decides itself what comes next.
+template <class L>
+struct IsStatefulLoader : std::false_type {};
+template <template <class> class Loader, class D>
+requires(D::is_stateful) struct IsStatefulLoader<Loader<D>> : std::true_type {
+};
+
+/// What setup_dataloaders takes as it is.
+enum class KeptLoader { range, torch, stateful_torch };
+template <class L>
+constexpr KeptLoader kept_loader() {
+  if (IsStatefulLoader<Pointee<L>>::value) return KeptLoader::stateful_torch;
+  return IsTorchLoader<Pointee<L>>::value ? KeptLoader::torch : KeptLoader::range;
 }
-struct HasDistributedSampler<Loader<D, S>> : std::true_type {};
 
 template <class L>
 constexpr bool kSplitsOverRanks = HasDistributedSampler<Pointee<L>>::value;

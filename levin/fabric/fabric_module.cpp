@@ -13,7 +13,23 @@ Tensor cast_floating(const Tensor& tensor, c10::ScalarType dtype) {
   return tensor.to(dtype);
 }
 
+namespace {
+
+/// Where parameters are sharded, strategies keep them in dtypes of their own at times; none of these is float64.
+void check_dtype(const ModuleCall& call) {
+  if (!call.witness.defined() || call.running > 0) return;
+  const auto now = call.witness.scalar_type();
+  if (now == call.witness_dtype) return;
+  LEVIN_CHECK(now != at::kDouble && call.core->strategy->shards(), "[fabric] parameters were ", call.witness_dtype,
+              " at fabric.setup, and are ", now,
+              ": net->to(dtype) stands before setup; or ask for a precision, Fabric({.precision = \"",
+              now == at::kDouble ? "64-true" : "bf16-true", "\"})");
+}
+
+}  // namespace
+
 CallScope::CallScope(ModuleCall& call) : call_(call) {
+  check_dtype(call);
   if (call.sync) {
     call.core->strategy->group().note_doing("forward");
     call.sync->before_forward();

@@ -71,6 +71,9 @@ struct ModuleCall {
   int running = 0;
   /// loss.backward() without fabric.backward(loss) would give wrong gradients.
   bool guards_backward = false;
+  /// One parameter, and the dtype that it had at setup: module->to(dtype) after it is refused.
+  Tensor witness;
+  c10::ScalarType witness_dtype = c10::ScalarType::Undefined;
 
   /// Whether the next backward may reach it.
   bool armed() const { return *pending > 0 || handed_out_leaf || running > 0; }

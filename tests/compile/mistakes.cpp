@@ -77,6 +77,40 @@ void opaque_batch(levin::Fabric& fabric) {
   (void)loader;
 }
 
+struct Numbers : torch::data::datasets::Dataset<Numbers> {
+  torch::data::Example<> get(size_t) override { return {torch::ones({4}), torch::ones({1})}; }
+  std::optional<size_t> size() const override { return 4; }
+};
+
+// A program of LibTorch, converted by somebody who has read nothing.
+void torch_loader_in_a_state(levin::Fabric& fabric) {
+  auto loader = torch::data::make_data_loader(Numbers(), 2);
+  auto mine = fabric.setup_dataloaders(loader);
+  fabric.save("folder", {{"loader", mine}});  // expect: a torch data loader cannot resume where it stopped
+}
+
+struct Stream : torch::data::datasets::StatefulDataset<Stream, std::vector<torch::data::Example<>>> {
+  std::optional<std::vector<torch::data::Example<>>> get_batch(size_t) override { return std::nullopt; }
+  void reset() override {}
+  std::optional<size_t> size() const override { return 4; }
+  void save(torch::serialize::OutputArchive&) const override {}
+  void load(torch::serialize::InputArchive&) override {}
+};
+
+void stateful_dataset() {
+  auto loader = levin::make_loader(Stream(), {.batch_size = 2});  // expect: keep torch::data::make_data_loader
+  (void)loader;
+}
+
+void arguments_of_a_method(levin::Fabric& fabric) {
+  auto net = fabric.setup(Net());
+  (void)net.call(&NetImpl::forward, 3);  // expect: call takes a method of the module
+}
+
+void clips_a_const_vector(const std::vector<torch::Tensor>& parameters) {
+  (void)torch::nn::utils::clip_grad_norm_(parameters, 1.0);  // names: clip_grad_norm_
+}
+
 void not_a_forward() {
   LEVIN_MODULE(NoForward);  // expect: needs a member function forward
   NoForward module;

@@ -15,6 +15,7 @@
 #include <levin/io/images/image.h>
 #include <levin/io/records/records.h>
 #include <levin/io/weights/safetensors.h>
+#include <levin/io/weights/libtorch.h>
 #include <levin/io/weights/torch_file.h>
 #include <levin/io/weights/weights.h>
 #include <levin/levin.h>
@@ -398,6 +399,8 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::save_raw("optimizer.pt", opt);                         // and to Python
   auto path = levin::latest_good_checkpoint("run");             // the newest that is complete and undamaged
   levin::consolidate_checkpoint("run/last", "run/full");        // what many ranks wrote, as one process writes it
+  levin::load_raw("adam.pt", opt);                                            // of LibTorch's torch::save(adam, "adam.pt")
+  levin::save_raw("adam.pt", opt, {.libtorch = true});                        // for torch::load(adam, "adam.pt")
   levin::save_raw("optimizer.pt", opt);                                       // Python: opt.load_state_dict(torch.load("optimizer.pt"))
   levin::load_raw("optimizer.pt", opt);                                       // of torch.save(opt.state_dict(), "optimizer.pt")
   levin::load_raw("last.ckpt", opt);                                          // of Lightning
@@ -408,6 +411,11 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   fabric.save("run/full", state, {.full = true});               // rank 0 writes what one process would write
   fabric.load("run/full", state);                               // of either kind; each rank reads its shard
   levin::FsdpOptions options{.state_dict_type = "full"};        // every save is full, the Trainer's too (default "sharded")
+  levin::load_raw("net.pt", net);                                             // of torch::save(net, "net.pt")
+  levin::load_raw("run.pt", net, {.key = "generator"});                       // a part of an archive that the program filled
+  levin::load_checkpoint("run.pt", {{"generator", net}, {"optimizer", opt}, {"epoch", epoch}});   // all of its parts
+  torch::load(net, "net.pt");                                                 // after fabric.setup too
+  torch::save(net, "net.pt");
 }
 
 struct MirroredFormat : levin::CheckpointFormat {
@@ -538,6 +546,11 @@ struct MirroredFormat : levin::CheckpointFormat {
   Tensor bias = checkpoint.read("net.bias");
   levin::write_torch_file("copy.pth", {{"net.bias", bias}});
 
+  {
+    levin::TorchFile file("net.pt");                                             // of torch::save(net, "net.pt")
+    Tensor weight = file.read("encoder.0.weight");
+    levin::write_libtorch_file("copy.pt", {{"encoder.0.weight", weight}});       // for torch::load(net, "copy.pt")
+  }
   levin::WeightFile weights("vit/");
   for (const auto& entry : weights.entries()) std::cout << entry.name << " " << entry.dtype << "\n";
   Tensor head = weights.read("heads.head.weight");

@@ -167,33 +167,6 @@ TEST(TorchProgram, ClipsByTheFullNormAndClearsGradients) {
     for (const auto& answer : ranks_of("clips_and_clears_by_torch", strategy)) EXPECT_EQ(answer, wanted[0]) << strategy;
 }
 
-LEVIN_PROBE(saves_by_torch) {
-  Setting s(arguments);
-  torch::optim::Adam adam(s.model->parameters(), 1e-2);
-  auto [net, optimizer] = s.fabric.setup(s.model, adam);
-  const auto path = (s.folder / std::to_string(s.fabric.global_rank())).string();
-  const auto shared = s.model.ptr();
-  std::string text = error_of([&] { torch::save(s.model, path + "a"); });
-  for (const auto& other :
-       {error_of([&, &n = net] { torch::save(n, path + "b"); }), error_of([&] { torch::save(shared, path + "c"); }),
-        error_of([&] { torch::save(adam, path + "d"); })})
-    EXPECT_EQ(other == "no error", text == "no error") << other;
-  if (text == "no error") {
-    Vae again;
-    torch::load(again, path + "a");
-    text += at::equal(again->first->weight, s.model->first->weight) ? ", equal" : ", not equal";
-  }
-  testing::write_answer(s.folder, text);
-}
-
-TEST(TorchProgram, TorchSaveWritesNoShards) {
-  for (const auto& answer : ranks_of("saves_by_torch", "ddp")) EXPECT_EQ(answer, "no error, equal");
-  for (const auto& answer : ranks_of("saves_by_torch", "fsdp"))
-    EXPECT_EQ(answer,
-              "[torch::save] a parameter is [4, 6], this rank's shard of [8, 6] under strategy \"fsdp\"; write "
-              "fabric.save(path, {{\"model\", net}}), with levin::SaveOptions{.full = true} for the full weights");
-}
-
 LEVIN_PROBE(freezes_later) {
   Setting s(arguments);
   auto net = s.fabric.setup(s.model);
@@ -268,6 +241,103 @@ TEST(TorchProgram, TorchLoadersAreSplitOrRefused) {
       "{.use_distributed_sampler = false} 1 5 9 13 17\n";
   EXPECT_EQ(answers[0], refused + " 1 5 4\n 2 10 8");
   EXPECT_EQ(answers[1], refused + " 11 15 9\n 4 12 9");
+}
+
+/// Four chunks of two or three numbers.
+struct Chunks : torch::data::datasets::ChunkDataReader<torch::data::Example<>> {
+  using BatchType = ChunkType;
+  ChunkType read_chunk(size_t chunk) override {
+    ChunkType examples;
+    for (size_t i = 0; i < 2 + chunk % 2; ++i)
+      examples.emplace_back(at::full({2}, static_cast<double>(chunk)),
+                            at::scalar_tensor(static_cast<int64_t>(10 * chunk + i), at::kLong));
+    return examples;
+  }
+  size_t chunk_count() override { return 4; }
+  void reset() override {}
+};
+
+/// A dataset of torch that decides itself what comes next.
+struct Countdown : torch::data::datasets::StatefulDataset<Countdown, torch::data::Example<>> {
+  std::optional<torch::data::Example<>> get_batch(size_t size) override {
+    if (left == 0) return std::nullopt;
+    --left;
+    return torch::data::Example<>(at::zeros({static_cast<int64_t>(size), 1}), at::full({1}, left));
+  }
+  void reset() override { left = 3; }
+  std::optional<size_t> size() const override { return 3; }
+  void save(torch::serialize::OutputArchive&) const override {}
+  void load(torch::serialize::InputArchive&) override {}
+  int64_t left = 3;
+};
+
+template <class ChunkSampler>
+auto chunk_loader(const ChunkSampler& sampler) {
+  namespace data = torch::data;
+  auto dataset = data::datasets::make_shared_dataset<
+      data::datasets::ChunkDataset<Chunks, ChunkSampler, data::samplers::SequentialSampler>>(
+      Chunks(), sampler, data::samplers::SequentialSampler(0), data::datasets::ChunkDatasetOptions(1, 2));
+  return data::make_data_loader(dataset.map(data::transforms::Stack<>()), data::DataLoaderOptions(2).workers(0));
+}
+
+template <class Loader>
+std::string targets_of(Loader& loader) {
+  std::string text;
+  for (const auto& batch : loader) text += detail::concat(" ", batch.target.sum().template item<int64_t>());
+  return text;
+}
+
+LEVIN_PROBE(stateful_loader) {
+  Setting s(arguments);
+  namespace samplers = torch::data::samplers;
+  const auto world = static_cast<size_t>(s.fabric.world_size()), rank = static_cast<size_t>(s.fabric.global_rank());
+  std::string text;
+  const auto said = testing::captured_stderr([&] {
+    auto same = chunk_loader(samplers::SequentialSampler(4));
+    text += error_of([&] { (void)s.fabric.setup_dataloaders(same); });
+    auto own = s.fabric.setup_dataloaders(chunk_loader(samplers::DistributedSequentialSampler(4, world, rank)));
+    text += "\n" + targets_of(own);
+    auto countdown = torch::data::make_data_loader(Countdown(), torch::data::DataLoaderOptions(2).workers(0));
+    text += "\n" + error_of([&] { (void)s.fabric.setup_dataloaders(countdown); });
+    auto kept = s.fabric.setup_dataloaders(countdown, {.use_distributed_sampler = false});
+    text += "\n" + targets_of(kept);
+  });
+  testing::write_answer(s.folder, text + "\n" + said);
+}
+
+TEST(TorchProgram, StatefulLoadersAreSplitOrRefused) {
+  const auto answers = ranks_of("stateful_loader", "ddp");
+  const std::string refused =
+      "[fabric.setup_dataloaders] the dataset of this torch data loader decides itself what comes next, and would give "
+      "the same to every one of 2 ranks; give a ChunkDataset a torch::data::samplers::DistributedRandomSampler(chunks, "
+      "fabric.world_size(), fabric.global_rank()) as its chunk sampler; where a dataset of your own takes its part by "
+      "fabric.global_rank(), pass {.use_distributed_sampler = false}\n";
+  // Chunks 0 and 1, 2 and 3: 0 1, 10 11 12, and 20 21, 30 31 32. Nothing is said of what is split already.
+  EXPECT_EQ(answers[0], refused + " 1 21 12\n" + refused + " 2 1 0\n");
+  EXPECT_EQ(answers[1], refused + " 41 61 32\n" + refused + " 2 1 0\n");
+}
+
+TEST(TorchProgram, LoadersOfTorchDatasetsResume) {
+  Fabric fabric({.accelerator = "cpu"});
+  const auto tensors = torch::data::datasets::TensorDataset(at::arange(12).view({6, 2}));
+  auto loader = fabric.setup_dataloaders(make_loader(tensors, {.batch_size = 2, .shuffle = true, .seed = 3}));
+  const auto sum_of = [](const auto& batch) {
+    int64_t sum = 0;
+    for (const auto& example : batch) sum = 100 * sum + example.data.sum().template item<int64_t>();
+    return sum;
+  };
+  std::vector<int64_t> whole, rest;
+  StateDict saved;
+  for (const auto& batch : loader) {
+    whole.push_back(sum_of(batch));
+    if (whole.size() == 1) saved = loader.state_dict();
+  }
+  auto again = fabric.setup_dataloaders(make_loader(tensors, {.batch_size = 2, .shuffle = true, .seed = 3}));
+  State state{{"loader", again}};
+  again.load_state_dict(saved);
+  for (const auto& batch : again) rest.push_back(sum_of(batch));
+  ASSERT_EQ(whole.size(), 3u);
+  EXPECT_EQ(rest, (std::vector<int64_t>{whole[1], whole[2]}));
 }
 
 LEVIN_PROBE(resumes_generators) {

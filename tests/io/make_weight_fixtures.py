@@ -58,6 +58,7 @@ def torch_files():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(net), HERE / "script.pt")
+        programs()
         torch.save({"s": torch.eye(2).to_sparse()}, HERE / "sparse.pt")
         torch.save({"q": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, HERE / "quantized.pt")
     torch.save(net, HERE / "module.pt")
@@ -70,6 +71,16 @@ def torch_files():
     torch.save({"b": torch.arange(4.0)}, shards / "pytorch_model-00002-of-00002.bin")
     (shards / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {"total_size": 28}, "weight_map": {
         "a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}}))
+
+
+def programs():
+    """TorchScript programs: a traced net, and one whose weights are packed, so that only its code could read them."""
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(collections.OrderedDict(conv=torch.nn.Conv2d(1, 2, 3), norm=torch.nn.BatchNorm2d(2),
+                                                      act=torch.nn.ReLU(), flat=torch.nn.Flatten(), fc=torch.nn.Linear(8, 2)))
+    torch.jit.save(torch.jit.trace(net.eval(), torch.ones(1, 1, 4, 4)), HERE / "traced.pt")
+    packed = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(2, 2)), {torch.nn.Linear})
+    torch.jit.save(torch.jit.script(packed), HERE / "packed.pt")
 
 
 def small_net():

@@ -72,6 +72,38 @@ TEST_F(WeightsCli, InspectGivesJson) {
   EXPECT_EQ(json["tensors"][0]["stats"]["nan"], 0);
 }
 
+TEST_F(WeightsCli, FilesOfLibTorch) {
+  torch::manual_seed(1);
+  const auto make = [] {
+    return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::ReLU());
+  };
+  auto net = make(), again = make();
+  torch::save(net, at("net.pt"));
+  const auto shown = run_levin({"inspect", at("net.pt")});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  EXPECT_THAT(shown.out,
+              AllOf(HasSubstr("0.weight"), HasSubstr("1.num_batches_tracked"), HasSubstr("1 file of libtorch")));
+  EXPECT_THAT(
+      run_levin({"inspect", (kIo / "traced.pt").string()}).out,
+      AllOf(HasSubstr("conv.weight"), HasSubstr("TorchScript: a program: its tensors are read, its code is neither")));
+  const auto there = run_levin({"convert", at("net.pt"), at("net.safetensors")});
+  EXPECT_EQ(there.status, 0) << there.err;
+  const auto back =
+      run_levin({"convert", at("net.safetensors"), at("back.pt"), "--to", "libtorch", "--like", at("net.pt")});
+  EXPECT_EQ(back.status, 0) << back.err;
+  torch::load(again, at("back.pt"));
+  for (const auto& item : net->named_parameters())
+    EXPECT_TRUE(item.value().equal(*again->named_parameters().find(item.key())));
+  for (const auto& item : net->named_buffers())
+    EXPECT_TRUE(item.value().equal(*again->named_buffers().find(item.key())));
+  EXPECT_EQ(run_levin({"convert", at("net.pt"), at("same.pt"), "--to", "libtorch"}).status, 0);
+  torch::load(again, at("same.pt"));
+  EXPECT_THAT(run_levin({"convert", at("net.pt"), at("x.pth"), "--like", at("net.pt")}).err,
+              HasSubstr("--like goes with --to libtorch"));
+  EXPECT_THAT(run_levin({"convert", at("net.pt"), at("parts"), "--to", "libtorch", "--shard-bytes", "1MB"}).err,
+              HasSubstr("--to libtorch writes one file"));
+}
+
 /// A net and its optimizer as three ranks of a strategy save them: rows of two, two and one.
 class ShardedCli : public WeightsCli {
  protected:
@@ -106,6 +138,24 @@ class ShardedCli : public WeightsCli {
     EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
   }
 };
+
+TEST_F(ShardedCli, ConvertsForTorchLoad) {
+  EXPECT_EQ(run_levin({"convert", at("parts"), at("net.pt"), "--to", "libtorch"}).status, 0);
+  const auto converted = run_levin({"convert", at("parts"), at("adam.pt"), "--to", "libtorch", "--root", "optimizer"});
+  EXPECT_EQ(converted.status, 0) << converted.err;
+  auto net = std::make_shared<torch::nn::Module>();
+  const auto weight = net->register_parameter("weight", torch::zeros({5, 3}));
+  net->register_buffer("count", torch::zeros({}, at::kLong));
+  torch::optim::AdamW adam({weight}, torch::optim::AdamWOptions(0.1));
+  torch::load(net, at("net.pt"));
+  torch::load(adam, at("adam.pt"));
+  EXPECT_EQ(static_cast<torch::optim::AdamWOptions&>(adam.param_groups()[0].options()).lr(), 0.5);
+  const auto& state = static_cast<torch::optim::AdamWParamState&>(*adam.state().at(weight.unsafeGetTensorImpl()));
+  EXPECT_EQ(state.step(), 1);
+  EXPECT_TRUE(state.exp_avg().allclose(torch::full({5, 3}, 0.1)));
+  refused({"convert", at("parts"), at("x.pt"), "--to", "libtorch", "--root", "optimizer", "--dtype", "float16"},
+          "the state of an optimizer is converted as it is; leave --dtype out");
+}
 
 TEST_F(ShardedCli, InspectShowsFullShapesAndTheRanksThatHoldThem) {
   const auto shown = run_levin({"inspect", at("parts"), "--verify"});

@@ -124,7 +124,7 @@ TEST(Adapter, NumbersStayInStepWhoeverChangesThem) {
   EXPECT_EQ(adapt(torch::optim::Adam({w}, 0.1)).hyper("beta2"), 0.999);
 }
 
-TEST(Adapter, LbfgsNeedsAClosureAndHasNoState) {
+TEST(Adapter, LbfgsNeedsAClosureAndSavesItsState) {
   auto w = torch::full({1}, 4.0).requires_grad_();
   auto opt = adapt(std::make_shared<torch::optim::LBFGS>(std::vector<at::Tensor>{w}, 1.0));
   EXPECT_THAT(error_of([&] { opt.step(); }), ::testing::StartsWith("[LBFGS.step] needs the loss more than once"));
@@ -135,7 +135,9 @@ TEST(Adapter, LbfgsNeedsAClosureAndHasNoState) {
     return loss;
   });
   EXPECT_NEAR(w.item<float>(), 0, 1e-3);
-  EXPECT_TRUE(opt.state_dict().at("state").to_dict().empty());
+  const auto state = opt.state_dict().at("state").to_dict().at("0").to_dict();
+  EXPECT_GT(state.at("n_iter").to_int(), 0);
+  EXPECT_EQ(state.at("d").to_tensor().sizes(), at::IntArrayRef({1}));
   EXPECT_EQ(opt.state_dict().at("param_groups").to_list()[0].to_dict().at("lr").to_double(), 1.0);
 }
 

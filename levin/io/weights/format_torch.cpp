@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "levin/io/weights/indexed_files.h"
+#include "levin/io/weights/libtorch.h"
 #include "levin/io/weights/torch_file.h"
 #include "levin/io/weights/weight_formats.h"
 
@@ -33,7 +34,10 @@ class TorchWeights final : public OpenWeights {
                            .bytes = entry.bytes(),
                            .by_rows = entry.is_contiguous()});
     }
-    if (options.strip_module && !options.root.empty()) strip_wrapper();
+    // C++ has no wrapper around a module: "module" is a name that its owner chose.
+    const bool python = std::all_of(parts_.begin(), parts_.end(),
+                                    [](const auto& part) { return part.kind() == TorchFileKind::pickle; });
+    if (options.strip_module && !options.root.empty() && python) strip_wrapper();
   }
 
   Tensor read(std::string_view name) const override {
@@ -84,7 +88,7 @@ WeightFormat torch_format() {
           .endings = {".pth", ".pt", ".bin", ".ckpt"},
           .stem = "pytorch_model",
           .folder_ending = ".bin",
-          .matches = is_torch_file,
+          .matches = [](const std::filesystem::path& file) { return is_torch_file(file) && !is_libtorch_file(file); },
           .open = open_torch,
           .write = write_torch_file};
 }

@@ -128,6 +128,11 @@ const Value* Value::find(std::string_view key) const {
   return nullptr;
 }
 
+std::string_view Value::class_name() const {
+  const auto* held = std::get_if<std::shared_ptr<detail::Dict>>(&data_);
+  return held && (*held)->type ? std::string_view((*held)->type->name) : std::string_view();
+}
+
 const std::string& Value::global() const {
   return get<std::shared_ptr<const detail::Global>>(Kind::global)->name;
 }

@@ -84,6 +84,8 @@ class Value {
   const Value* find(std::string_view key) const;
   /// "torch.float32": an allowed name that was not called.
   const std::string& global() const;
+  /// The class of a dict that has the attributes of an object (see Options::classes); empty for any other value.
+  std::string_view class_name() const;
   /// The object when it is a T, else null.
   template <class T>
   std::shared_ptr<T> object() const {
@@ -121,6 +123,8 @@ struct Limits {
 
 struct Options {
   Globals globals = {};
+  /// Names of classes whose objects are read as dicts of their attributes; nothing of a class is ever run.
+  std::function<bool(std::string_view name)> classes = {};
   /// What a persistent id stands for (the storages of a torch file); without it such an id is an Error.
   std::function<Value(const Value& id)> persistent = {};
   Limits limits = {};

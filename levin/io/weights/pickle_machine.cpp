@@ -54,6 +54,7 @@ class Machine {
   void recall(uint64_t index);
   void global(const std::string& module, const std::string& name);
   void call(const char* opcode, const Value& callee, const Value& arguments);
+  void make_instance(const char* opcode, const Value& type, const Value& arguments);
   void build();
   void count_bytes(size_t count);
   void set_items(const Value& dict, std::span<Value> items);
@@ -171,8 +172,7 @@ void Machine::recall(uint64_t index) {
 
 void Machine::global(const std::string& module, const std::string& name) {
   const auto full = module + "." + name;
-  const auto found = options_.globals.find(full);
-  if (found == options_.globals.end())
+  if (!options_.globals.contains(full) && !(options_.classes && options_.classes(full)))
     refuse("asks for ", shown(full), ", which is not allowed", options_.advice.empty() ? "" : "; ", options_.advice);
   push(Value::global(full));
 }
@@ -180,7 +180,9 @@ void Machine::global(const std::string& module, const std::string& name) {
 void Machine::call(const char* opcode, const Value& callee, const Value& arguments) {
   if (!callee.is(Kind::global)) refuse(opcode, " calls ", kind_name(callee.kind()), "; only allowed names can be");
   if (!arguments.is(Kind::tuple)) refuse(opcode, " has ", kind_name(arguments.kind()), " where arguments are due");
-  const auto& handler = options_.globals.find(callee.global())->second;
+  const auto found = options_.globals.find(callee.global());
+  if (found == options_.globals.end()) return make_instance(opcode, callee, arguments);
+  const auto& handler = found->second;
   if (!handler) refuse(opcode, " calls ", callee.global(), ", which may be named, not called");
   auto value = handler(arguments.items());
   // A call copies what it is given, and the same thing can be given again and again.
@@ -189,6 +191,14 @@ void Machine::call(const char* opcode, const Value& callee, const Value& argumen
   if (value.is(Kind::bytes) || value.is(Kind::text)) count_bytes(value.text().size());
   if (const auto object = value.object<Object>()) count_bytes(object->bytes());
   push(address(value) ? container(std::move(value)) : std::move(value));
+}
+
+void Machine::make_instance(const char* opcode, const Value& type, const Value& arguments) {
+  if (opcode != std::string_view("NEWOBJ") || !arguments.items().empty())
+    refuse(opcode, " calls the class ", shown(type.global()), "; only objects without arguments are read");
+  auto value = Value::dict();
+  dict_of(value).type = std::get<std::shared_ptr<const detail::Global>>(type.data_);
+  push(container(std::move(value)));
 }
 
 void Machine::count_bytes(size_t count) {
@@ -203,6 +213,15 @@ void Machine::build() {
   if (const auto object = target.object<Object>()) {
     object->build(state);
     return count_bytes(object->bytes());
+  }
+  if (const auto name = target.class_name(); !name.empty()) {
+    if (!state.is(Kind::dict))
+      refuse("an object of class ", shown(name), " has ", kind_name(state.kind()),
+             " for its state, which only its code could read");
+    std::vector<Value> items;
+    for (const auto& [key, value] : state.pairs()) items.insert(items.end(), {key, value});
+    made_ += items.size();
+    return set_items(target, items);
   }
   // A subclass of dict brings its attributes (a state dict its versions); they are not part of the values.
   if (target.is(Kind::dict) && (state.is(Kind::dict) || state.is_none())) return;

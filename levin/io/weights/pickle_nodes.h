@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -18,6 +19,8 @@ struct Sequence {
 struct Dict {
   std::vector<Pair> pairs;
   std::unordered_map<std::string, size_t> index;
+  /// The class of an object; null for a dict.
+  std::shared_ptr<const Global> type;
 
   /// False when the key is there already.
   [[nodiscard]] bool set(Value key, Value value);

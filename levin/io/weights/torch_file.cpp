@@ -82,8 +82,51 @@ bool has_tensor(const pickle::Value& dict, bool numbers = true) {
   return false;
 }
 
+/// An archive that a program filled by hand has other things beside the module: numbers, texts, optimizers. One of
+/// torch::save(module) has none, and its parts are parts of the module whatever their names are.
+std::string likely_archive_root(const pickle::Value& whole) {
+  std::vector<std::string> parts;
+  bool beside = false;
+  for (const auto& [key, value] : whole.pairs()) {
+    const bool optimizer = detail::is_libtorch_optimizer(&value);
+    beside = beside || optimizer || !(value.object<detail::TorchTensorObject>() || !value.class_name().empty());
+    if (!value.class_name().empty() && !optimizer && key.is(pickle::Kind::text)) parts.push_back(key.text());
+  }
+  if (!beside || has_tensor(whole, /*numbers=*/false)) return "";
+  for (const std::string name : {"model", "module"})
+    if (std::find(parts.begin(), parts.end(), name) != parts.end()) return name;
+  return parts.size() == 1 ? parts[0] : "";
+}
+
+/// Classes that OutputArchive makes: "__torch__.Module", "__torch__.___torch_mangle_3.Module". Those of a program are
+/// called as in Python.
+bool is_container(std::string_view name) {
+  constexpr std::string_view kModule = "__torch__.", kMangled = "___torch_mangle_", kClass = ".Module";
+  if (name == "__torch__.Module") return true;
+  if (!name.starts_with(kModule) || !name.ends_with(kClass)) return false;
+  name.remove_prefix(kModule.size());
+  name.remove_suffix(kClass.size());
+  if (!name.starts_with(kMangled)) return false;
+  name.remove_prefix(kMangled.size());
+  return !name.empty() && name.find_first_not_of("0123456789") == name.npos;
+}
+
+/// Whether all objects of a tree are containers.
+bool has_containers_only(const pickle::Value& value) {
+  if (value.is(pickle::Kind::dict)) {
+    if (!value.class_name().empty() && !is_container(value.class_name())) return false;
+    for (const auto& item : value.pairs())
+      if (!has_containers_only(item.second)) return false;
+  } else if (value.is(pickle::Kind::list) || value.is(pickle::Kind::tuple)) {
+    for (const auto& item : value.items())
+      if (!has_containers_only(item)) return false;
+  }
+  return true;
+}
+
 std::string likely_root(const pickle::Value& whole) {
   if (!whole.is(pickle::Kind::dict)) return "";
+  if (!whole.class_name().empty()) return has_containers_only(whole) ? likely_archive_root(whole) : "";
   // A number beside the weights (a best accuracy, a loss) is none of them.
   const bool bare = !has_tensor(whole, /*numbers=*/false);
   for (const std::string name : {"state_dict", "model_state_dict", "model", "module"}) {
@@ -120,6 +163,17 @@ int64_t extent(const TorchEntry& entry) {
 
 }  // namespace
 
+bool detail::is_optimizer_state(const pickle::Value* value) {
+  return value && value->is(pickle::Kind::dict) && value->find("state") && value->find("param_groups") &&
+         !is_libtorch_optimizer(value);
+}
+
+bool detail::is_libtorch_optimizer(const pickle::Value* value) {
+  if (!value || value->class_name().empty() || !value->find("state")) return false;
+  const auto* groups = value->find("param_groups");
+  return groups && groups->is(pickle::Kind::dict) && groups->find("param_groups/size");
+}
+
 uint64_t TorchEntry::bytes() const {
   uint64_t count = c10::elementSize(dtype);
   for (const auto size : shape) count *= static_cast<uint64_t>(size);
@@ -144,7 +198,10 @@ TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options) : op
   storages_ = content.storages;
   swapped_ = content.swapped;
   const auto& whole = content.whole;
+  if (content.script) kind_ = has_containers_only(whole) ? TorchFileKind::libtorch : TorchFileKind::script;
   metadata_ = plain_values(whole);
+  if (kind_ == TorchFileKind::script)
+    metadata_["TorchScript"] = "a program: its tensors are read, its code is neither read nor run";
   if (options_.root == "auto") options_.root = likely_root(whole);
   const auto* root = descend(whole, options_.root);
   if (!root) {

@@ -45,8 +45,19 @@ struct TorchFileOptions {
   std::string root = {};
 };
 
-/// A file of torch.save (.pt, .pth, .bin, .ckpt), open for reading: a zip archive, or what torch wrote before 1.6. Its
-/// pickle is read by the closed reader of
+/// Who wrote a file of torch.save, and what of it can be read.
+enum class TorchFileKind {
+  /// torch.save of Python: a state dict, or a tree.
+  pickle,
+  /// torch::save of LibTorch: a module, an optimizer, tensors, or an OutputArchive that a program filled. It is a
+  /// TorchScript archive whose classes are containers.
+  libtorch,
+  /// torch.jit.save: a program. Its tensors are read, its code is not.
+  script,
+};
+
+/// A file of torch.save (.pt, .pth, .bin, .ckpt), open for reading: a zip archive, what torch wrote before 1.6, or a
+/// TorchScript archive, which LibTorch's torch::save writes. Its pickle is read by the closed reader of
 /// weights/pickle.h: it can make tensors and plain values, and nothing is ever run. Each tensor is checked against its
 /// storage when the file is opened; data are read tensor by tensor, when asked for.
 ///
@@ -65,6 +76,7 @@ class TorchFile {
   const std::filesystem::path& path() const;
   /// The part that was taken; empty for all of it.
   const std::string& root() const { return options_.root; }
+  TorchFileKind kind() const { return kind_; }
   /// Numbers and texts that stand at the top of the file, for people: {"epoch", "3"}. Those of an argparse.Namespace
   /// are there too: {"args.lr", "0.1"}.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -90,6 +102,7 @@ class TorchFile {
   std::shared_ptr<const detail::TorchStorages> storages_;
   TorchFileOptions options_;
   bool swapped_ = false;
+  TorchFileKind kind_ = TorchFileKind::pickle;
   std::map<std::string, std::string> metadata_;
   pickle::Value tree_;
   std::vector<TorchEntry> entries_;
@@ -109,6 +122,11 @@ void write_torch_optimizer(const std::filesystem::path& path, const StateDict& s
 bool is_torch_file(const std::filesystem::path& path);
 
 namespace detail {
+/// Whether a value is the state of an optimizer as Python has it: a dict with "state" and "param_groups".
+bool is_optimizer_state(const pickle::Value* value);
+/// The same as LibTorch's torch::save writes it.
+bool is_libtorch_optimizer(const pickle::Value* value);
+
 /// How torch calls a type: its storage ("FloatStorage"; null when there is none) and itself ("float32").
 struct TorchType {
   c10::ScalarType type;

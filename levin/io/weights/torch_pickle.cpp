@@ -55,6 +55,11 @@ struct StorageObject : pickle::Object {
   uint64_t end_bytes = 0;
 };
 
+/// Types without a class in Python have storages in TorchScript archives: "UInt16Storage".
+std::string storage_name(const TorchType& type) {
+  return type.storage ? type.storage : std::string(c10::toString(type.type)) + "Storage";
+}
+
 /// Strings of Python 2 are bytes.
 bool is_name(const Value& value) {
   return value.is(Kind::text) || value.is(Kind::bytes);
@@ -75,7 +80,7 @@ Value make_storage(const Value& id, const StorageBytes& storage_bytes) {
   uint64_t width = 1;
   if (name != "torch.storage.UntypedStorage" && name != "torch.UntypedStorage") {
     for (const auto& type : kTorchTypes)
-      if (type.storage && name == std::string("torch.") + type.storage) storage->type = type.type;
+      if (name == "torch." + storage_name(type)) storage->type = type.type;
     LEVIN_CHECK(storage->type != c10::ScalarType::Undefined, "[pickle] ", name, " is no storage");
     width = c10::elementSize(storage->type);
   }
@@ -164,6 +169,16 @@ void check_torch_count(const char* name, std::span<const Value> arguments, size_
               " arguments");
 }
 
+/// What a view brings that is conjugated or negated only when it is read.
+void check_resolved(const Value& attributes) {
+  if (!attributes.is(Kind::dict)) return;
+  for (const char* name : {"conj", "neg"}) {
+    const auto* value = attributes.find(name);
+    LEVIN_CHECK(!value || !value->is(Kind::boolean) || !value->boolean(), "[pickle] a tensor with its ", name,
+                " bit set; save tensor.resolve_", name, "() instead");
+  }
+}
+
 Value make_path(std::span<const Value> arguments) {
   std::string path;
   for (const auto& part : arguments) {
@@ -172,6 +187,20 @@ Value make_path(std::span<const Value> arguments) {
     path += part.text();
   }
   return Value(Kind::text, path);
+}
+
+/// Lists that TorchScript wrote, with the types of their elements beside them.
+void add_script_globals(pickle::Globals& globals) {
+  for (const char* name : {"build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"})
+    globals[std::string("torch.jit._pickle.") + name] = [](std::span<const Value> arguments) {
+      check_torch_count("a list of TorchScript", arguments, 1, 1);
+      return arguments[0];
+    };
+  globals["torch.jit._pickle.restore_type_tag"] = [](std::span<const Value> arguments) {
+    check_torch_count("restore_type_tag", arguments, 2, 2);
+    return arguments[0];
+  };
+  for (const auto& type : kTorchTypes) globals["torch." + storage_name(type)] = {};
 }
 
 pickle::Globals torch_globals() {
@@ -188,6 +217,7 @@ pickle::Globals torch_globals() {
   };
   globals["torch._utils._rebuild_tensor_v2"] = [](std::span<const Value> arguments) {
     check_torch_count("_rebuild_tensor_v2", arguments, 6, 7);
+    if (arguments.size() == 7) check_resolved(arguments[6]);
     return make_tensor(arguments, nullptr);
   };
   globals["torch._utils._rebuild_tensor_v3"] = [](std::span<const Value> arguments) {
@@ -265,9 +295,13 @@ void NamespaceObject::build(const Value& state) {
 }
 
 Value load_torch_pickle(std::span<const std::byte> bytes, const StorageBytes& storage_bytes, std::string_view where,
-                        size_t* used) {
+                        size_t* used, bool script) {
   pickle::Options options;
   options.globals = torch_globals();
+  if (script) {
+    add_script_globals(options.globals);
+    options.classes = [](std::string_view name) { return name.starts_with("__torch__."); };
+  }
   options.persistent = [&](const Value& id) { return make_storage(id, storage_bytes); };
   options.advice = "tensors and plain values are (torch.save the state_dict alone)";
   return pickle::load(bytes, options, where, used);

@@ -38,8 +38,9 @@ std::optional<std::string> plain_text(const pickle::Value& value);
 /// Tells how many bytes a storage has in the file, which the pickle says to have this many elements of this many bytes;
 /// throws when there is none of that key.
 using StorageBytes = std::function<uint64_t(const std::string& key, uint64_t elements, uint64_t width)>;
-/// Reads the pickle of the saved object. `used` as in pickle::load.
+/// Reads the pickle of the saved object. `used` as in pickle::load. `script`: of a TorchScript archive, whose objects
+/// are read as dicts of their attributes.
 pickle::Value load_torch_pickle(std::span<const std::byte> bytes, const StorageBytes& storage_bytes,
-                                std::string_view where, size_t* used = nullptr);
+                                std::string_view where, size_t* used = nullptr, bool script = false);
 
 }  // namespace levin::detail

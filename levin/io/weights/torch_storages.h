@@ -31,6 +31,8 @@ struct TorchContent {
   pickle::Value whole;
   /// Whether numbers are big-endian.
   bool swapped = false;
+  /// Whether it is a TorchScript archive: of LibTorch's torch::save, or of torch.jit.save.
+  bool script = false;
 };
 
 /// What torch has written since 1.6: a zip archive with data.pkl and a file for each storage.

@@ -17,12 +17,9 @@ std::string_view inner_name(std::string_view name) {
   return slash == name.npos ? std::string_view() : name.substr(slash + 1);
 }
 
+/// The code of a TorchScript archive is not looked at.
 ZipFile open_archive(const fs::path& path) {
-  return ZipFile(path, [&](std::string_view name) {
-    const auto inner = inner_name(name);
-    LEVIN_CHECK(inner != "constants.pkl" && !inner.starts_with("code/"), "[torch_file] \"", path.string(),
-                "\" is a TorchScript archive, that is a program; save its state_dict with torch.save, and open that");
-  });
+  return ZipFile(path, [](std::string_view name) { return !inner_name(name).starts_with("code/"); });
 }
 
 std::string checked_prefix(const ZipFile& zip) {
@@ -79,7 +76,8 @@ TorchContent open_torch_zip(const fs::path& path) {
     LEVIN_CHECK(entry, "[pickle] storage \"", shown(key), "\" is not in the archive");
     return entry->bytes;
   };
-  content.whole = load_torch_pickle(std::as_bytes(std::span(bytes)), record_bytes, where);
+  content.script = zip.find(prefix + "constants.pkl") != nullptr;
+  content.whole = load_torch_pickle(std::as_bytes(std::span(bytes)), record_bytes, where, nullptr, content.script);
   return content;
 }
 

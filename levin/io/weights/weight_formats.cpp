@@ -13,6 +13,7 @@ const std::vector<WeightFormat>& weight_formats() {
   static const std::vector<WeightFormat> table{
       safetensors_format(),
       torch_format(),
+      libtorch_format(),
   };
   return table;
 }
@@ -70,6 +71,7 @@ std::vector<std::string> weight_endings(bool written) {
 fs::path weights_in(const fs::path& folder) {
   std::vector<std::string> usual;
   for (const auto& format : weight_formats()) {
+    if (format.stem.empty()) continue;
     usual.push_back(format.file_name(0, 1));
     for (const auto& name : {usual.back(), format.index_name()}) {
       const auto file = folder / name;

@@ -45,7 +45,7 @@ struct WeightFormat {
   /// Ends of file names, with the dot.
   std::vector<std::string_view> endings;
   /// Names in a folder: "model" and ".safetensors" make model.safetensors, model-00001-of-00002.safetensors and
-  /// model.safetensors.index.json.
+  /// model.safetensors.index.json. Empty for a format that keeps a model in one file only.
   std::string_view stem, folder_ending;
   /// By the first bytes.
   bool (*matches)(const std::filesystem::path& file);
@@ -67,6 +67,8 @@ struct WeightFormat {
 
 WeightFormat safetensors_format();
 WeightFormat torch_format();
+/// Files of LibTorch's torch::save; they have the endings of Python's.
+WeightFormat libtorch_format();
 
 const std::vector<WeightFormat>& weight_formats();
 /// By its content; the first of the table, whose reader says what is wrong, when it is of none.

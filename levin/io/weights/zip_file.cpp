@@ -17,11 +17,10 @@ uint32_t detail::crc32_zip(std::span<const std::byte> bytes, uint32_t before) {
   return static_cast<uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-ZipFile::ZipFile(const std::filesystem::path& path, const std::function<void(std::string_view)>& check_name)
-    : file_(path) {
+ZipFile::ZipFile(const std::filesystem::path& path, const std::function<bool(std::string_view)>& wanted) : file_(path) {
   entries_ = detail::parse_zip(
       file_.size(), [&](uint64_t offset, std::span<std::byte> into) { file_.read(offset, into); }, path.string(),
-      check_name);
+      wanted);
   for (size_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
 }
 

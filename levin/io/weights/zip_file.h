@@ -30,8 +30,9 @@ struct ZipEntry {
 ///     auto version = zip.read(zip.at("archive/version"));
 class ZipFile {
  public:
-  /// `check_name` sees each name before anything else of it is looked at, and may throw.
-  explicit ZipFile(const std::filesystem::path& path, const std::function<void(std::string_view)>& check_name = {});
+  /// `wanted` sees each name before anything else of it is looked at. Files that it does not want are left out, and may
+  /// be compressed.
+  explicit ZipFile(const std::filesystem::path& path, const std::function<bool(std::string_view)>& wanted = {});
 
   /// In the order of their bytes.
   const std::vector<ZipEntry>& entries() const { return entries_; }
@@ -78,7 +79,7 @@ namespace detail {
 uint32_t crc32_zip(std::span<const std::byte> bytes, uint32_t before = 0);
 /// Checks an archive of `size` bytes that `read` reads, and lists it in the order of its bytes.
 std::vector<ZipEntry> parse_zip(uint64_t size, const std::function<void(uint64_t, std::span<std::byte>)>& read,
-                                const std::string& where, const std::function<void(std::string_view)>& check_name = {});
+                                const std::string& where, const std::function<bool(std::string_view)>& wanted = {});
 }  // namespace detail
 
 }  // namespace levin

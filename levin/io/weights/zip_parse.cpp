@@ -15,7 +15,7 @@ constexpr uint64_t kLongestZipDirectory = uint64_t{256} << 20;
 constexpr uint64_t kLongestZipComment = 65535;
 
 using ReadAt = std::function<void(uint64_t, std::span<std::byte>)>;
-using CheckName = std::function<void(std::string_view)>;
+using Wanted = std::function<bool(std::string_view)>;
 
 struct ZipDirectory {
   uint64_t offset = 0;
@@ -27,7 +27,9 @@ struct ZipRecord {
   ZipEntry entry;
   uint64_t header = 0;
   uint16_t flags = 0;
+  uint16_t method = 0;
   uint32_t size32 = 0;
+  bool wanted = true;
 };
 
 bool leads_outside(std::string_view name) {
@@ -44,8 +46,8 @@ bool leads_outside(std::string_view name) {
 
 class ZipParser {
  public:
-  ZipParser(uint64_t size, const ReadAt& read, const std::string& where, const CheckName& check_name)
-      : size_(size), read_(read), where_(where), check_name_(check_name) {}
+  ZipParser(uint64_t size, const ReadAt& read, const std::string& where, const Wanted& wanted)
+      : size_(size), read_(read), where_(where), wanted_(wanted) {}
 
   std::vector<ZipEntry> run() {
     find_end();
@@ -57,7 +59,7 @@ class ZipParser {
       if (record.header < free_from) refuse("\"", shown(record.entry.name), "\" overlaps the file before it");
       check_local(record);
       free_from = record.entry.offset + record.entry.bytes;
-      entries.push_back(std::move(record.entry));
+      if (record.wanted) entries.push_back(std::move(record.entry));
     }
     return entries;
   }
@@ -159,11 +161,12 @@ class ZipParser {
     entry.name = text.substr(kZipCentralBytes, name_bytes);
     const auto name = shown(entry.name);
     if (leads_outside(entry.name)) refuse("the name \"", name, "\" leads out of the archive");
-    if (check_name_) check_name_(entry.name);
+    record.wanted = !wanted_ || wanted_(entry.name);
     record.flags = zip_number<uint16_t>(text, 8);
     if ((record.flags & 0x2041) != 0) refuse("\"", name, "\" is encrypted, which cannot be read");
-    const auto method = zip_number<uint16_t>(text, 10);
-    if (method != 0) refuse("\"", name, "\" is compressed (method ", method, "); only stored files are read");
+    record.method = zip_number<uint16_t>(text, 10);
+    if (record.method != 0 && record.wanted)
+      refuse("\"", name, "\" is compressed (method ", record.method, "); only stored files are read");
     entry.crc = zip_number<uint32_t>(text, 16);
     uint64_t packed = zip_number<uint32_t>(text, 20);
     entry.bytes = zip_number<uint32_t>(text, 24);
@@ -191,7 +194,8 @@ class ZipParser {
       at += length;
     }
     if (disk != 0) refuse("\"", name, "\" lies on another disk of a split archive");
-    if (packed != entry.bytes) refuse("\"", name, "\" is stored, yet its two sizes differ");
+    if (packed != entry.bytes && record.method == 0) refuse("\"", name, "\" is stored, yet its two sizes differ");
+    entry.bytes = packed;
     return record;
   }
 
@@ -212,7 +216,8 @@ class ZipParser {
     const bool same_size = size == record.size32 || size == kZipFull32 || (described_after && size == 0);
     const auto crc = zip_number<uint32_t>(local, 14);
     if (name_bytes != entry.name.size() || bytes(record.header + kZipLocalBytes, name_bytes) != entry.name ||
-        zip_number<uint16_t>(local, 8) != 0 || !same_size || (crc != entry.crc && !(described_after && crc == 0)))
+        zip_number<uint16_t>(local, 8) != record.method || !same_size ||
+        (crc != entry.crc && !(described_after && crc == 0)))
       refuse("\"", name, "\" is described otherwise at its data than in the directory");
     entry.offset = record.header + head;
   }
@@ -220,16 +225,15 @@ class ZipParser {
   uint64_t size_;
   const ReadAt& read_;
   const std::string& where_;
-  const CheckName& check_name_;
+  const Wanted& wanted_;
   uint64_t end_ = 0;
   ZipDirectory directory_;
 };
 
 }  // namespace
 
-std::vector<ZipEntry> parse_zip(uint64_t size, const ReadAt& read, const std::string& where,
-                                const CheckName& check_name) {
-  return ZipParser(size, read, where, check_name).run();
+std::vector<ZipEntry> parse_zip(uint64_t size, const ReadAt& read, const std::string& where, const Wanted& wanted) {
+  return ZipParser(size, read, where, wanted).run();
 }
 
 }  // namespace levin::detail

@@ -34,6 +34,7 @@ class TorchAdapter final : public OptimizerImpl {
     sync();
   }
 
+  const torch::optim::Optimizer& torch_optimizer() const { return *optimizer_; }
   std::string name() const override { return name_; }
   std::optional<OptimizerTraits> traits() const override {
     if (const auto* own = dynamic_cast<const DeclaresTraits*>(optimizer_.get())) return own->traits();
@@ -142,7 +143,7 @@ class TorchAdapter final : public OptimizerImpl {
   }
   void warn_stateless() const {
     warn_once("the state of " + name_ +
-              " is not saved nor loaded, only its learning rate (known: Adam, AdamW, SGD, RMSprop, Adagrad)");
+              " is not saved nor loaded, only its learning rate (known: Adam, AdamW, SGD, RMSprop, Adagrad, LBFGS)");
   }
 
   std::shared_ptr<torch::optim::Optimizer> optimizer_;
@@ -238,6 +239,11 @@ void TorchAdapter::load_state_dict(const StateDict& in) {
 }
 
 }  // namespace
+
+const torch::optim::Optimizer* adapted(const OptimizerImpl& optimizer) {
+  const auto* adapter = dynamic_cast<const TorchAdapter*>(&optimizer);
+  return adapter ? &adapter->torch_optimizer() : nullptr;
+}
 
 Optimizer adapt(std::shared_ptr<torch::optim::Optimizer> optimizer) {
   LEVIN_CHECK(optimizer, "[adapt] the pointer to the optimizer is null");

@@ -31,10 +31,13 @@ class DeclaresTraits {
 ///
 /// The learning rate, momentum and betas can be scheduled: they are brought in step with torch's options, whoever
 /// changed them, before each step. zero_grad leaves bucket views alone. State is saved in Python's layout for Adam,
-/// AdamW, SGD, RMSprop and Adagrad; for LBFGS and others only the learning rate is, and a warning says so. LBFGS needs
+/// AdamW, SGD, RMSprop, Adagrad and LBFGS; for others only the learning rate is, and a warning says so. LBFGS needs
 /// step(closure). A tied parameter that is listed twice in a group is stepped once.
 Optimizer adapt(std::shared_ptr<torch::optim::Optimizer> optimizer);
 Optimizer adapt(torch::optim::Optimizer& optimizer);
+
+/// The torch optimizer behind an adapter; null for any other optimizer.
+const torch::optim::Optimizer* adapted(const OptimizerImpl& optimizer);
 
 template <class T>
 requires std::derived_from<T, torch::optim::Optimizer> &&(!std::is_lvalue_reference_v<T>)Optimizer

@@ -84,6 +84,77 @@ struct AdagradTraits {
   }
 };
 
+struct LbfgsTraits {
+  using Options = torch::optim::LBFGSOptions;
+  using State = torch::optim::LBFGSParamState;
+  static void options(auto& o, auto&& f) {
+    f("lr", o.lr());
+    f("max_iter", o.max_iter());
+    f("max_eval", o.max_eval());
+    f("tolerance_grad", o.tolerance_grad());
+    f("tolerance_change", o.tolerance_change());
+    f("history_size", o.history_size());
+    f("line_search_fn", o.line_search_fn());
+  }
+  /// Of all parameters together; it stands at the first.
+  static void state(auto& s, auto&& f) {
+    f("func_evals", s.func_evals());
+    f("n_iter", s.n_iter());
+    f("t", s.t());
+    f("prev_loss", s.prev_loss());
+    f("d", s.d());
+    f("H_diag", s.H_diag());
+    f("prev_flat_grad", s.prev_flat_grad());
+    f("old_dirs", s.old_dirs());
+    f("old_stps", s.old_stps());
+    f("ro", s.ro());
+    f("al", s.al());
+  }
+};
+
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+
+/// A number, a text, a tensor, a list of tensors, or one of these that may be missing, as a state has it.
+template <class T>
+StateValue to_state(const T& value) {
+  if constexpr (IsOptional<T>::value) {
+    return value ? to_state(*value) : StateValue();
+  } else if constexpr (std::same_as<T, Tensor>) {
+    return value.defined() ? StateValue(value) : StateValue();
+  } else if constexpr (requires { typename T::value_type; } && !std::same_as<T, std::string>) {
+    StateList list;
+    for (const auto& item : value) list.push_back(to_state(item));
+    return list;
+  } else {
+    return StateValue(value);
+  }
+}
+
+/// The same back; tensors get the dtype and device of `like`.
+template <class T>
+T from_state(const StateValue& saved, const Tensor& like) {
+  if constexpr (IsOptional<T>::value) {
+    if (saved.empty()) return std::nullopt;
+    return from_state<typename T::value_type>(saved, like);
+  } else if constexpr (std::same_as<T, Tensor>) {
+    if (saved.empty()) return {};
+    return saved.to_tensor().detach().to(like.device(), like.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  } else if constexpr (std::same_as<T, std::string>) {
+    return saved.to_string();
+  } else if constexpr (std::same_as<T, int64_t>) {
+    return saved.is_tensor() ? static_cast<int64_t>(saved.to_tensor().item<double>()) : saved.to_int();
+  } else if constexpr (std::same_as<T, double>) {
+    return saved.is_tensor() ? saved.to_tensor().item<double>() : saved.to_double();
+  } else {
+    T list;
+    for (const auto& item : saved.to_list()) list.push_back(from_state<typename T::value_type>(item, like));
+    return list;
+  }
+}
+
 template <class Traits>
 class Known final : public TorchKind {
   using Options = typename Traits::Options;
@@ -106,7 +177,7 @@ class Known final : public TorchKind {
       if constexpr (std::same_as<std::remove_cvref_t<decltype(value)>, Betas>)
         out[name] = StateList{std::get<0>(value), std::get<1>(value)};
       else
-        out[name] = value;
+        out[name] = to_state(value);
     });
   }
 
@@ -120,7 +191,7 @@ class Known final : public TorchKind {
       else if constexpr (std::same_as<Value, bool>)
         value = saved->to_bool();
       else
-        value = saved->to_double();
+        value = from_state<Value>(*saved, {});
     });
   }
 
@@ -129,11 +200,10 @@ class Known final : public TorchKind {
   StateDict save_state(TorchState& state) const override {
     StateDict out;
     Traits::state(static_cast<State&>(state), [&](const char* name, const auto& value) {
-      if constexpr (std::same_as<std::remove_cvref_t<decltype(value)>, Tensor>) {
-        if (value.defined()) out[name] = value;
-      } else {
-        out[name] = at::scalar_tensor(value, at::kFloat);
-      }
+      if (auto saved = to_state(value); name == std::string_view("step"))
+        out[name] = at::scalar_tensor(saved.to_double(), at::kFloat);
+      else if (!saved.empty())
+        out[name] = std::move(saved);
     });
     return out;
   }
@@ -144,14 +214,15 @@ class Known final : public TorchKind {
     Traits::state(*state, [&](const char* name, auto& value) {
       const auto* saved = in.find(name);
       if (!saved || saved->empty()) return;
-      if constexpr (std::same_as<std::remove_cvref_t<decltype(value)>, Tensor>) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (std::same_as<Value, Tensor> && !std::same_as<Traits, LbfgsTraits>) {
         const Tensor& tensor = saved->to_tensor();
         LEVIN_CHECK(tensor.sizes() == param.sizes(), where, " \"", name, "\" has shape ",
                     fmt::format("{}", tensor.sizes()), " in the saved state, ", fmt::format("{}", param.sizes()),
                     " is needed");
         value = at::empty_like(param.detach()).copy_(tensor);
       } else {
-        value = static_cast<int64_t>(saved->is_tensor() ? saved->to_tensor().item<double>() : saved->to_double());
+        value = from_state<Value>(*saved, param);
       }
     });
     return state;
@@ -196,12 +267,14 @@ const TorchKind& kind_of(const torch::optim::Optimizer& optimizer) {
   static const Known<SgdTraits> sgd;
   static const Known<RmspropTraits> rmsprop;
   static const Known<AdagradTraits> adagrad;
+  static const Known<LbfgsTraits> lbfgs;
   static const Other other;
   if (dynamic_cast<const Adam*>(&optimizer)) return adam;
   if (dynamic_cast<const AdamW*>(&optimizer)) return adamw;
   if (dynamic_cast<const SGD*>(&optimizer)) return sgd;
   if (dynamic_cast<const RMSprop*>(&optimizer)) return rmsprop;
   if (dynamic_cast<const Adagrad*>(&optimizer)) return adagrad;
+  if (dynamic_cast<const LBFGS*>(&optimizer)) return lbfgs;
   return other;
 }
 

@@ -35,7 +35,8 @@ class TorchKind {
   virtual std::unique_ptr<TorchState> fresh_state(const TorchOptions& options, const Tensor& param) const = 0;
 };
 
-/// The kind of an optimizer: Adam, AdamW, SGD, RMSprop, Adagrad, or one that has a learning rate and no more to tell.
+/// The kind of an optimizer: Adam, AdamW, SGD, RMSprop, Adagrad, LBFGS, or one that has a learning rate and no more to
+/// tell.
 const TorchKind& kind_of(const torch::optim::Optimizer& optimizer);
 
 /// What torch's own optimizers would say of themselves; none for any other class, one that is derived from them too: it

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
@@ -7,6 +8,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/words.h"
+#include "levin/io/weights/libtorch.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/convert/convert_plan.h"
@@ -26,7 +28,8 @@ struct Convert : ConvertFlags {
                        "), an index of several, a folder with one of these, or a checkpoint, full or sharded");
     flags.argument("DST", target, "a file; a folder with --shard-bytes, --to checkpoint or --to model");
     flags.flag("to", to,
-               "format [by the ending of DST]; checkpoint writes a full checkpoint from a sharded one, model a model "
+               "format [by the ending of DST]; libtorch is what torch::load of C++ opens, checkpoint writes a full "
+               "checkpoint from a sharded one, model a model "
                "folder of transformers from another one, with its config and tokenizer",
                "FORMAT", formats);
     flags.flag("dtype", dtype, "cast all floating-point tensors", "DTYPE", {"float32", "bfloat16", "float16"});
@@ -40,6 +43,11 @@ struct Convert : ConvertFlags {
     flags.flag("shard-bytes", shard_bytes, "split into files of at most N bytes (5GB, 500MB) with an index", "N");
     flags.flag("root", root,
                "key to convert: of a torch file (state_dict), of a checkpoint (model); \"\" takes everything", "KEY");
+    flags.flag(
+        "like", like,
+        "with --to libtorch: a file of torch::save(net) of the same module, whose modules without weights (ReLU, "
+        "Dropout) torch::load will ask for",
+        "FILE");
     flags.flag("overwrite", overwrite, "replace DST");
     flags.set_epilog("No code in a file is ever executed. DST appears once it is complete.\n");
   }
@@ -48,7 +56,11 @@ struct Convert : ConvertFlags {
     if (to == "checkpoint") return convert_checkpoint();
     if (to == "model") return convert_model();
     const auto& format = target_format();
+    LEVIN_CHECK(like.empty() || format.word == "libtorch", "[levin convert] --like goes with --to libtorch");
+    if (format.word == "libtorch" && convert_optimizer()) return 0;
     const bool is_folder = shard_bytes.bytes > 0;
+    LEVIN_CHECK(!is_folder || !format.stem.empty(), "[levin convert] --to ", format.word,
+                " writes one file, which torch::load reads whole; leave --shard-bytes out");
     check_convert_target(target, is_folder, overwrite);
     // A prefix or pattern that is given speaks of the names as SRC has them.
     const bool strips_module = !strip_prefix && !name_module_prefix(select);
@@ -63,6 +75,8 @@ struct Convert : ConvertFlags {
       const DropBar drop(bar);
       if (is_folder)
         files = write_shards(file, items, target, format, shard_bytes.bytes, bar);
+      else if (format.word == "libtorch")
+        write_for_libtorch(target, file, items, modules_without_tensors(), bar);
       else
         write_items(target, file, items, format, bar);
     }
@@ -112,6 +126,46 @@ struct Convert : ConvertFlags {
                format_bytes(static_cast<double>(written.bytes())),
                counted(static_cast<int64_t>(written.files().size()), "file"));
     return 0;
+  }
+
+  /// torch::load wants every module of the file's module, those without tensors too. Only a file of LibTorch knows
+  /// them.
+  std::vector<std::string> modules_without_tensors() const {
+    if (!like.empty()) {
+      LEVIN_CHECK(levin::detail::is_libtorch_file(like), "[levin convert] --like \"", like,
+                  "\" is no file of LibTorch's torch::save");
+      return libtorch_modules(like);
+    }
+    const bool renamed = !naming.empty() || strip_prefix || !add_prefix.empty() || root != "auto";
+    return renamed || !levin::detail::is_libtorch_file(source) ? std::vector<std::string>() : libtorch_modules(source);
+  }
+
+  /// `--to libtorch` of an optimizer in a checkpoint, for torch::load(optimizer, path). False: SRC is none.
+  bool convert_optimizer() const {
+    if (!levin::detail::looks_like_checkpoint(source) || root.empty()) return false;
+    const levin::detail::CheckpointReader reader(source);
+    const auto key = reader.choose_key("levin convert", root == "auto" ? "" : root, "--root NAME");
+    if (!reader.is_dict(key)) return false;
+    const auto names = reader.list(key);
+    const bool has_groups =
+        std::any_of(names.begin(), names.end(), [](const auto& item) { return item.first.starts_with("state."); });
+    if (!has_groups) return false;
+    const auto state = reader.read(key).to_dict();
+    if (!state.contains("param_groups")) return false;
+    for (const auto& [flag, is_given] :
+         std::initializer_list<std::pair<const char*, bool>>{{"--dtype", !dtype.empty()},
+                                                             {"--naming", !naming.empty()},
+                                                             {"--select", !select.empty()},
+                                                             {"--strip-prefix", strip_prefix.has_value()},
+                                                             {"--add-prefix", !add_prefix.empty()},
+                                                             {"--shard-bytes", shard_bytes.bytes > 0}})
+      LEVIN_CHECK(!is_given, "[levin convert] the state of an optimizer is converted as it is; leave ", flag, " out");
+    check_destination("levin convert", target, OutputKind::kFile, overwrite, "--overwrite");
+    verify_with_progress(reader);
+    write_libtorch_optimizer(target, state);
+    fmt::print("{}: the state of an optimizer, {} of libtorch\n", target,
+               counted(static_cast<int64_t>(names.size()), "tensor"));
+    return true;
   }
 
   /// `--to checkpoint`: the whole training state, to resume from.

@@ -17,7 +17,7 @@ namespace levin::cli {
 
 /// The values of the flags of `levin convert`.
 struct ConvertFlags {
-  std::string source, target, to, dtype, naming, from_naming, add_prefix, root = "auto";
+  std::string source, target, to, dtype, naming, from_naming, add_prefix, like, root = "auto";
   std::optional<std::string> strip_prefix;
   std::vector<std::string> select;
   ByteCount shard_bytes;
@@ -37,6 +37,9 @@ std::vector<ConvertItem> plan_conversion(const WeightSource& file, const Convert
 
 /// An Error unless `target` can be written: nothing is there, or --overwrite replaces weights.
 void check_convert_target(const std::filesystem::path& target, bool is_folder, bool overwrite);
+/// Writes one file for LibTorch's torch::load, with room for modules that have no tensors.
+void write_for_libtorch(const std::filesystem::path& path, const WeightSource& file, std::span<const ConvertItem> items,
+                        const std::vector<std::string>& modules, ProgressBar& bar);
 /// Writes one file. One tensor at a time is in memory, unless the format needs them all.
 void write_items(const std::filesystem::path& path, const WeightSource& file, std::span<const ConvertItem> items,
                  const levin::detail::WeightFormat& format, ProgressBar& bar);

@@ -7,6 +7,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/weights/libtorch.h"
 #include "levin/program/commands/convert/convert_plan.h"
 
 namespace levin::cli {
@@ -55,7 +56,8 @@ bool holds_only_weights(const fs::path& folder) {
     const auto name = item.path().filename().string();
     bool is_weights = name.ends_with(".index.json");
     for (const auto& format : levin::detail::weight_formats())
-      is_weights = is_weights || (format.write && name.ends_with(format.folder_ending));
+      is_weights =
+          is_weights || (format.write && !format.folder_ending.empty() && name.ends_with(format.folder_ending));
     if (!item.is_regular_file() || !is_weights) return false;
   }
   return true;
@@ -84,6 +86,11 @@ void check_convert_target(const fs::path& target, bool is_folder, bool overwrite
                     "--overwrite");
   LEVIN_CHECK(!is_folder || !fs::exists(target) || holds_only_weights(target), "[levin convert] \"", target.string(),
               "\" holds other things than weights; name another folder");
+}
+
+void write_for_libtorch(const fs::path& path, const WeightSource& file, std::span<const ConvertItem> items,
+                        const std::vector<std::string>& modules, ProgressBar& bar) {
+  write_libtorch_file(path, read_items(file, items, bar), modules);
 }
 
 void write_items(const fs::path& path, const WeightSource& file, std::span<const ConvertItem> items,
