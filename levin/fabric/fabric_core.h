@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "levin/core/main.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
 #include "levin/environments/environment.h"
@@ -44,6 +45,8 @@ struct FabricCore {
   std::shared_ptr<GraphDevice> graphs;
   /// What runs compiled steps: where a group of ranks fails, their graphs end before it does.
   std::vector<std::weak_ptr<StepCompiler>> compilers;
+  /// Under a strategy that shards: what a parameter is outside of the modules that were set up.
+  std::unique_ptr<ShapeErrorNote> shape_note;
 };
 
 /// Where ranks see the gradients of their shards only, one that overflows stops the step of all. A strategy may come to
