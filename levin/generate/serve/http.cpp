@@ -172,7 +172,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   HttpRequest request_;
   std::shared_ptr<Exchange> exchange_;
   std::function<void()> left_;
-  /// Of the answer under way.
+  /// State of the answer under way.
   bool has_head_ = false, is_chunked_ = false, is_done_ = false;
   /// Bytes of kAnswerBegins that were sent before the rest was known.
   size_t begun_ = 0;
