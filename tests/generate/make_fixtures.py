@@ -1,8 +1,10 @@
 """Writes what the tests of levin/generate compare with: tokens, beams and filtered probabilities of transformers. Run:
 python tests/generate/make_fixtures.py [NAME...]
 """
+import inspect
 import json
 import pathlib
+import re
 import sys
 
 import torch
@@ -111,8 +113,16 @@ def filters():
     (HERE / "filters.json").write_text(json.dumps(FILTERS) + "\n")
 
 
+def fields():
+    """All that a GenerationConfig reads."""
+    names = {name for name in vars(T.GenerationConfig()) if not name.startswith("_")}
+    names |= set(re.findall(r'kwargs.pop\("(\w+)"', inspect.getsource(T.GenerationConfig.__init__)))
+    (HERE / "generation_fields.json").write_text(json.dumps({"transformers": T.__version__, "fields": sorted(names)}, indent=1) + "\n")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     HERE.mkdir(exist_ok=True)
+    fields()
     filters()
     tokens(sys.argv[1:] or NAMES)
