@@ -19,7 +19,8 @@ llama_dynamic llama_linear llama_rope3 llama_yarn mistral opt opt_post qwen2 qwe
 PROMPTS = [[7, 3, 11, 42, 5], [9, 30, 2, 2, 17, 8, 1, 44, 23], [13]]
 NEW = 64
 BEAMS = [dict(num_beams=4), dict(num_beams=3, length_penalty=-1.0), dict(num_beams=3, length_penalty=2.0, early_stopping=True),
-         dict(num_beams=2, repetition_penalty=1.4, no_repeat_ngram_size=2)]
+         dict(num_beams=2, repetition_penalty=1.4, no_repeat_ngram_size=2),
+         dict(num_beams=3, renormalize_logits=True, encoder_repetition_penalty=1.3, begin_suppress_tokens=[8, 46], exponential_decay_length_penalty=[4, 1.1])]
 
 
 def longer(table, offset):
