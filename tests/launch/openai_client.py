@@ -194,16 +194,20 @@ def longest_gap(client, until):
 
 
 def beside_scores(served):
-    """Prompts that are scored stop no stream: alone on two cores the longest gap is 0.07 s, so that 0.25 leaves room for others."""
+    """Prompts that are scored stop no stream. On two cores that others leave alone the longest gap is 0.07 s of 8; a step of the engine has
+    one of 390 chunks, so that on a loaded machine an eighth of the time is far from what a stop would take: all of it."""
     client = served.client()
-    gaps = []
-    while not gaps or (min(gaps) > 0.25 and len(gaps) < 3):
+    tries = []
+    for _ in range(3):
+        begin = time.monotonic()
         scoring = scoring_client(served, 100)
         gap, pieces = longest_gap(client, lambda: scoring.poll() is not None)
+        seconds = time.monotonic() - begin
         assert scoring.stdout.read().strip() == "100" and pieces > 100, (scoring.stderr.read(), pieces)
-        gaps.append(gap)
-    assert min(gaps) <= 0.25, gaps
-    return min(gaps)
+        tries.append((gap, seconds))
+        if gap <= max(0.1, seconds / 8):
+            return gap
+    raise AssertionError(f"gaps and seconds of scoring: {tries}")
 
 
 def ends_amid_scores(levin):
