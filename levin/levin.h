@@ -37,6 +37,7 @@
 #include "levin/fabric/finite_watch.h"
 #include "levin/generate/engine.h"
 #include "levin/generate/generate.h"
+#include "levin/generate/generation_config.h"
 #include "levin/generate/placed_model.h"
 #include "levin/generate/serve/server.h"
 #include "levin/kernels/quantized/quantized_weight.h"

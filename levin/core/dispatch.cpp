@@ -1,7 +1,6 @@
 #include "levin/core/dispatch.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -13,8 +12,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
-
-#include "levin/core/error.h"
 
 namespace levin::detail {
 namespace {
@@ -30,47 +27,46 @@ torch::Library& kept_library(const char* name, c10::DispatchKey key) {
   return all.emplace_back(torch::Library::IMPL, name, key, __FILE__, __LINE__);
 }
 
-class TakenOperator;
-
-/// The kernel of an operator that this thread runs.
-struct RunningKernel {
-  const TakenOperator* op = nullptr;
-  size_t number = 0;
+/// One that has taken an operator at a key, and who took it after that. For the life of the process.
+struct TakenKernel {
+  const c10::BoxedKernel kernel;
+  std::atomic<const TakenKernel*> next = nullptr;
 };
-thread_local RunningKernel running_kernel;
+/// The kernel that this thread runs.
+thread_local const TakenKernel* running_kernel = nullptr;
+
+void call(const TakenKernel& taken, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  struct Restores {
+    const TakenKernel* before;
+    ~Restores() { running_kernel = before; }
+  } const restores{std::exchange(running_kernel, &taken)};
+  taken.kernel.callBoxed(op, keys, stack);
+}
 
 /// Those that have taken an operator at a key, in the order in which they did.
 class TakenOperator final : public c10::OperatorKernel {
  public:
+  explicit TakenOperator(const c10::BoxedKernel& kernel) : first_{.kernel = kernel} {}
+
   /// Under the mutex.
   void add(const c10::BoxedKernel& kernel) {
-    const auto count = count_.load();
-    LEVIN_CHECK(count < kernels_.size(), "[dispatch] more than ", kernels_.size(), " have taken an operator");
-    kernels_[count] = kernel;
-    count_ = count + 1;
-  }
-  size_t count() const { return count_; }
-  void call(size_t number, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
-    struct Restores {
-      RunningKernel before;
-      ~Restores() { running_kernel = before; }
-    } const restores{std::exchange(running_kernel, {this, number})};
-    kernels_[number].callBoxed(op, keys, stack);
+    auto* added = new TakenKernel{.kernel = kernel};
+    last_->next = added;
+    last_ = added;
   }
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
-    call(0, op, keys, stack);
+    call(first_, op, keys, stack);
   }
 
  private:
-  std::array<c10::BoxedKernel, 4> kernels_;
-  std::atomic<size_t> count_ = 0;
+  TakenKernel first_;
+  TakenKernel* last_ = &first_;
 };
 
 }  // namespace
 
 void pass_on(c10::DispatchKey key, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto here = running_kernel;
-  if (here.number + 1 < here.op->count()) return here.op->call(here.number + 1, op, keys, stack);
+  if (const auto* next = running_kernel->next.load()) return call(*next, op, keys, stack);
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
 }
 
@@ -100,8 +96,7 @@ void take_operators(c10::DispatchKey key, const std::function<bool(const c10::Op
       known->add(kernel);
       continue;
     }
-    auto first = std::make_unique<TakenOperator>();
-    first->add(kernel);
+    auto first = std::make_unique<TakenOperator>(kernel);
     known = first.get();
     library.impl(full.c_str(),
                  torch::CppFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(std::move(first))));

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
+#include <set>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -24,16 +26,28 @@ T parse_number(std::string_view name, const std::string& text, const char* kind)
   return value;
 }
 
-std::mutex explanation_mutex;
-std::string explanation;
+/// Clauses of the notes that are there, and of those that went with an exception that is not printed yet.
+struct ShapeNotes {
+  std::mutex mutex;
+  std::multiset<std::string> here;
+  std::set<std::string> gone;
+};
+ShapeNotes& shape_notes() {
+  static auto& notes = *new ShapeNotes();  // one may go when the process ends
+  return notes;
+}
 
 /// What torch says where tensors do not fit together, outside of a call that names its module and its input.
 std::string explained(const std::exception& error) {
   auto line = one_line(error);
   const bool of_shapes = dynamic_cast<const c10::Error*>(&error) && line.find("(unit ") == std::string::npos &&
                          (line.find("shape") != std::string::npos || line.find("size") != std::string::npos);
-  const std::lock_guard lock(explanation_mutex);
-  return of_shapes && !explanation.empty() ? line + " (" + explanation + ")" : line;
+  if (!of_shapes) return line;
+  auto& notes = shape_notes();
+  const std::lock_guard lock(notes.mutex);
+  notes.gone.insert(notes.here.begin(), notes.here.end());
+  for (const auto& clause : std::exchange(notes.gone, {})) line += " (" + clause + ")";
+  return line;
 }
 
 /// A file that grows past `ulimit -f` is then an error of whoever writes it, which names the file, and not the end of
@@ -45,9 +59,16 @@ void refuse_long_files() {
 
 }  // namespace
 
-void explain_shape_errors(const std::string& clause) {
-  const std::lock_guard lock(explanation_mutex);
-  explanation = clause;
+ShapeErrorNote::ShapeErrorNote(std::string clause) : clause_(std::move(clause)) {
+  const std::lock_guard lock(shape_notes().mutex);
+  shape_notes().here.insert(clause_);
+}
+
+ShapeErrorNote::~ShapeErrorNote() {
+  auto& notes = shape_notes();
+  const std::lock_guard lock(notes.mutex);
+  notes.here.erase(notes.here.find(clause_));
+  if (std::uncaught_exceptions() > 0) notes.gone.insert(clause_);
 }
 
 const std::string* Args::find(std::string_view name) const {

@@ -41,9 +41,18 @@ class Args {
 ///     }
 int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noexcept;
 
-/// Explains, for the rest of the process, torch's errors about shapes that run_main prints and that name no module:
-/// `clause` follows them.
-void explain_shape_errors(const std::string& clause);
+/// A clause that explains torch's errors about shapes while it is there: it follows them where run_main prints one that
+/// names no module. A note that goes because of an exception is still read.
+class ShapeErrorNote {
+ public:
+  explicit ShapeErrorNote(std::string clause);
+  ~ShapeErrorNote();
+  ShapeErrorNote(const ShapeErrorNote&) = delete;
+  ShapeErrorNote& operator=(const ShapeErrorNote&) = delete;
+
+ private:
+  const std::string clause_;
+};
 
 /// The first line of an exception's message, without the C++ stack that LibTorch appends.
 std::string one_line(const std::exception& error);

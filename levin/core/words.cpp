@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstdint>
+#include <cstring>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -125,6 +127,53 @@ std::string format_duration(double seconds) {
   const auto total = static_cast<int64_t>(seconds + 0.5);
   if (total < 3600) return fmt::format("{}:{:02}", total / 60, total % 60);
   return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
+}
+
+size_t utf8_character(std::string_view text, size_t at, size_t& broken) {
+  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
+  const unsigned lead = byte(0);
+  broken = 1;
+  if (lead < 0x80) return 1;
+  if (lead < 0xc2 || lead > 0xf4) return 0;
+  const size_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  const unsigned low = lead == 0xe0 ? 0xa0u : lead == 0xf0 ? 0x90u : 0x80u;
+  const unsigned high = lead == 0xed ? 0x9fu : lead == 0xf4 ? 0x8fu : 0xbfu;
+  for (size_t i = 1; i < length; ++i) {
+    const unsigned next = byte(i);
+    if (next < (i == 1 ? low : 0x80u) || next > (i == 1 ? high : 0xbfu)) return 0;
+    broken = i + 1;
+  }
+  return length;
+}
+
+size_t valid_utf8_prefix(std::string_view text) {
+  size_t at = 0, broken = 0;
+  while (at < text.size()) {
+    uint64_t block;
+    if (text.size() - at >= 8 && (std::memcpy(&block, text.data() + at, 8), (block & 0x8080808080808080u) == 0)) {
+      at += 8;
+      continue;
+    }
+    const size_t bytes = utf8_character(text, at, broken);
+    if (bytes == 0) return at;
+    at += bytes;
+  }
+  return at;
+}
+
+void check_utf8_line(std::string_view line, std::string_view where) {
+  const auto valid = valid_utf8_prefix(line);
+  LEVIN_CHECK(valid == line.size(), where, " is not UTF-8 (byte ", valid + 1,
+              " of the line); convert it, for example by iconv -f LATIN1 -t UTF-8");
+}
+
+void check_utf8(std::string_view text, std::string_view where) {
+  const auto valid = valid_utf8_prefix(text);
+  if (valid == text.size()) return;
+  const auto before = text.substr(0, valid);
+  const auto begin = before.rfind('\n') + 1;  // npos + 1 is 0
+  check_utf8_line(text.substr(begin, text.find('\n', valid) - begin),
+                  detail::concat(where, ", line ", 1 + std::ranges::count(before, '\n')));
 }
 
 }  // namespace levin

@@ -32,9 +32,11 @@ c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
       return c10d::ReduceOp::MAX;
     case ReduceOp::kProduct:
       return c10d::ReduceOp::PRODUCT;
-    default:
+    case ReduceOp::kSum:
+    case ReduceOp::kMean:  // divided behind the sum
       return c10d::ReduceOp::SUM;
   }
+  return c10d::ReduceOp::SUM;
 }
 
 /// The message of a backend's exception without the source position that Gloo puts in front.

@@ -13,6 +13,7 @@
 #include "levin/distributed/launcher/launcher.h"
 #include "levin/fabric/called_past.h"
 #include "levin/fabric/fabric_core.h"
+#include "levin/nn/torch_linear.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/forwarding.h"
 #include "levin/optim/in_backward.h"
@@ -180,10 +181,11 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   for (auto* known : {&core.calls, &core.wrapped}) std::erase_if(*known, [](const auto& one) { return one.expired(); });
   core.calls.push_back(call);
   if (!call->plain) core.wrapped.push_back(call);
-  if (call->sync && core.strategy->shards() && core.placement.world_size > 1)
-    explain_shape_errors("under strategy \"" + core.strategy->name() +
-                         "\" parameters are shards outside of the module that setup returned: call net(x), not "
-                         "net->forward(x)");
+  if (precision.autocast || device().is_cuda()) nn::hint_at_torch_linear(*call->module);
+  if (call->sync && core.strategy->shards() && core.placement.world_size > 1 && !core.shape_note)
+    core.shape_note = std::make_unique<ShapeErrorNote>(
+        "under strategy \"" + core.strategy->name() +
+        "\" parameters are shards outside of the module that setup returned: call net(x), not net->forward(x)");
   ++core.version;
   return call;
 }

@@ -8,6 +8,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "levin/core/main.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
 #include "levin/environments/environment.h"
@@ -49,6 +50,8 @@ struct FabricCore {
   std::vector<std::weak_ptr<StepCompiler>> compilers;
   /// Torch's optimizers that were set up, and what steps them now: torch::save and torch::load are given the first.
   std::vector<std::pair<const torch::optim::Optimizer*, std::weak_ptr<OptimizerImpl>>> torch_optimizers;
+  /// Under a strategy that shards: what a parameter is outside of the modules that were set up.
+  std::unique_ptr<ShapeErrorNote> shape_note;
 };
 
 /// Where ranks see the gradients of their shards only, one that overflows stops the step of all. A strategy may come to

@@ -1,7 +1,9 @@
 #include "levin/generate/beams.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <optional>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/log_softmax.h>
@@ -10,6 +12,7 @@
 
 #include "levin/core/error.h"
 #include "levin/generate/decode_batch.h"
+#include "levin/generate/generated_row.h"
 #include "levin/generate/generated_text.h"
 #include "levin/generate/rank_agreement.h"
 #include "levin/generate/sampler.h"
@@ -44,6 +47,7 @@ class BeamSearch {
                        .prefill_chunk = options.prefill_chunk,
                        .graphs = options.cuda_graphs,
                        .dtype = models::cache_dtype_of(options.cache_dtype)}) {
+    if (options.max_time > 0) deadline_ = end_of_time(std::chrono::steady_clock::now(), options.max_time);
     running_.push_back({SampledRow(options, prompt, 0), {}});
     const auto* only = &prompt;
     auto logits = batch_.append({&only, 1});
@@ -56,6 +60,8 @@ class BeamSearch {
 
   /// Best first.
   const std::vector<Beam>& whole() const { return whole_; }
+  /// Whether max_time has ended the search.
+  bool is_late() const { return is_late_; }
 
  private:
   size_t width() const { return static_cast<size_t>(options_.num_beams); }
@@ -67,7 +73,9 @@ class BeamSearch {
     for (const auto& beam : running_) rows.push_back(&beam.row), sums.push_back(beam.score);
     const auto logs = at::log_softmax(logits, 1);
     const auto sum = at::tensor(sums, at::kFloat).to(logits.device()).unsqueeze(1);
-    const auto totals = (penalized(logs, rows) + sum).flatten();
+    auto scores = penalized(logs, rows);
+    if (options_.renormalize_logits) scores = at::log_softmax(scores, 1);
+    const auto totals = (scores + sum).flatten();
     const auto spare = std::max<int64_t>(2, 1 + static_cast<int64_t>(options_.eos_token_ids.size()));
     const auto [values, places] = totals.topk(std::min(spare * options_.num_beams, totals.numel()));
     auto found = at::stack({places.to(at::kDouble), values.to(at::kDouble),
@@ -104,7 +112,10 @@ class BeamSearch {
     const auto length = running_.front().row.new_tokens() + 1;
     const auto share = static_cast<float>(std::pow(static_cast<double>(length), options_.length_penalty));
     auto steps = best_steps(logits);
-    for (auto& step : steps) step.ends = step.ends || length >= most_;
+    std::vector<bool> late{deadline_ && std::chrono::steady_clock::now() >= *deadline_};
+    if (deadline_) follow_first_rank(ranks_, late);
+    is_late_ = late[0];
+    for (auto& step : steps) step.ends = step.ends || length >= most_ || is_late_;
     for (size_t i = 0; i < std::min(width(), steps.size()); ++i)
       if (steps[i].ends && std::isfinite(steps[i].score)) keep(stepped(steps[i], steps[i].score / share));
     std::vector<Beam> next;
@@ -137,14 +148,18 @@ class BeamSearch {
   int64_t most_;
   DecodeBatch batch_;
   std::vector<Beam> running_, whole_;
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
+  bool is_late_ = false;
 };
 
-Generated beam_result(const Beam& beam, size_t prompt, const GenerateOptions& options) {
+Generated beam_result(const Beam& beam, size_t prompt, const GenerateOptions& options, bool is_late) {
   const auto& ids = beam.row.ids();
   Generated result{.prompt = prompt, .ids = {ids.begin() + beam.row.prompt_length(), ids.end()}};
   result.logprobs = beam.logprobs;
   result.score = beam.score;
-  result.finish_reason = std::ranges::count(options.eos_token_ids, ids.back()) > 0 ? "stop" : "length";
+  result.finish_reason = std::ranges::count(options.eos_token_ids, ids.back()) > 0    ? "stop"
+                         : is_late && std::ssize(result.ids) < options.max_new_tokens ? "time"
+                                                                                      : "length";
   return result;
 }
 
@@ -175,7 +190,7 @@ std::vector<Generated> generate_beams(models::Decoder& model, const text::Tokeni
     const BeamSearch search(model, prompts[i], options);
     const auto count = std::min(static_cast<size_t>(options.num_return_sequences), search.whole().size());
     for (size_t k = 0; k < count; ++k) {
-      results.push_back(beam_result(search.whole()[k], i, options));
+      results.push_back(beam_result(search.whole()[k], i, options, search.is_late()));
       results.back().row = results.size() - 1;
       tell_tokens(results.back(), results.size() - 1, GeneratedText(tokenizer, prompts[i], options.stop), on_token);
     }

@@ -1,13 +1,8 @@
 #include "levin/generate/engine.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
 #include <limits>
-#include <mutex>
-#include <set>
 
-#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
 #include "levin/core/error.h"
@@ -15,30 +10,20 @@
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/host_memory.h"
-#include "levin/generate/decode_batch.h"
-#include "levin/generate/engine_guesses.h"
-#include "levin/generate/engine_rows.h"
-#include "levin/generate/speculation.h"
+#include "levin/generate/engine/engine_state.h"
 
 namespace levin {
 
 using detail::EngineRow;
 using detail::EngineTask;
-using detail::PagedRow;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Rows = std::vector<std::unique_ptr<EngineRow>>;
-
-/// Of the memory that is free: the fraction that a cache takes which nobody gave a size. The rest of a device is for
+/// The fraction of the memory that is free, which a cache takes that nobody gave a size. The rest of a device is for
 /// activations and graphs, that of a host for everybody else.
 constexpr double kDeviceShare = 0.8, kHostShare = 0.25;
-/// Chunks of prompts in a step: at most, and for as many rows behind as ahead.
-constexpr int64_t kMostChunks = 8, kPatience = 4;
-/// Tokens that are scored in a step: beside rows that are written, and alone. And the fraction of max_rows that is
-/// scored at a time beside them.
-constexpr int64_t kScoredBeside = 128, kScoredAlone = 512, kScoredShare = 8;
+/// The fraction of max_rows that is scored at a time beside rows that are written.
+constexpr int64_t kScoredShare = 8;
 /// How much of the speed so far a step keeps.
 constexpr double kKept = 0.95;
 /// How often ranks that wait for the next pass hear that rank 0 is there.
@@ -81,110 +66,43 @@ std::optional<detail::EngineGuesses> guesses_of(const models::Decoder& model, co
 
 }  // namespace
 
-/// What is behind an engine. Only what `mutex` guards is touched by other threads than that of step().
-struct Engine::State {
-  State(models::Decoder asked, const text::Tokenizer* texts, const EngineOptions& engine_options)
-      : model((detail::check_model(asked), std::move(asked))),
-        eval(model),
-        tokenizer(texts),
-        options((check_options(engine_options), engine_options)),
-        blocks(count_blocks(model, options), options.block_tokens),
-        positions(blocks.pool().total() * options.block_tokens),
-        sizes(detail::of_first_rank(
-            model,
-            {.blocks = blocks.pool().total() + 1,
-             .block_tokens = options.block_tokens,
-             .positions = model->options.bounded() ? std::min(positions, model->options.max_positions) : positions,
-             .dtype = models::cache_dtype_of(options.cache_dtype),
-             .graphs = options.cuda_graphs})),
-        batch(model, sizes),
-        guesses(guesses_of(model, options, sizes)) {
-    if (options.draft) draft_eval.emplace(options.draft);
-    stats.blocks_total = blocks.pool().total();
-    stats.cache_bytes = batch.cache().nbytes() + (guesses ? guesses->cache_bytes() : 0);
-  }
+Engine::State::State(models::Decoder asked, const text::Tokenizer* texts, const EngineOptions& engine_options)
+    : model((detail::check_model(asked), std::move(asked))),
+      eval(model),
+      tokenizer(texts),
+      options((check_options(engine_options), engine_options)),
+      blocks(count_blocks(model, options), options.block_tokens),
+      positions(blocks.pool().total() * options.block_tokens),
+      sizes(detail::of_first_rank(
+          model, {.blocks = blocks.pool().total() + 1,
+                  .block_tokens = options.block_tokens,
+                  .positions = model->options.bounded() ? std::min(positions, model->options.max_positions) : positions,
+                  .dtype = models::cache_dtype_of(options.cache_dtype),
+                  .graphs = options.cuda_graphs})),
+      batch(model, sizes),
+      guesses(guesses_of(model, options, sizes)) {
+  if (options.draft) draft_eval.emplace(options.draft);
+  stats.blocks_total = blocks.pool().total();
+  stats.cache_bytes = batch.cache().nbytes() + (guesses ? guesses->cache_bytes() : 0);
+}
 
-  std::unique_ptr<EngineRow> new_row(std::shared_ptr<EngineTask> task, size_t number) const {
-    const auto& request = task->request;
-    detail::GeneratedRow row(model->options, tokenizer, request.options, request.prompt, number);
-    auto made = std::make_unique<EngineRow>(EngineRow{.task = std::move(task), .row = std::move(row)});
-    made->is_scored = request.on_score && number == request.row;
-    made->sharable = made->is_scored ? 0 : sharable_blocks(static_cast<int64_t>(request.prompt.size()));
-    made->has_draft = guesses && guesses->has_draft();
-    return made;
-  }
+std::unique_ptr<EngineRow> Engine::State::new_row(std::shared_ptr<EngineTask> task, size_t number) const {
+  const auto& request = task->request;
+  detail::GeneratedRow row(model->options, tokenizer, request.options, request.prompt, number);
+  auto made = std::make_unique<EngineRow>(EngineRow{.task = std::move(task), .row = std::move(row)});
+  made->is_scored = request.on_score && number == request.row;
+  made->sharable = made->is_scored ? 0 : sharable_blocks(static_cast<int64_t>(request.prompt.size()));
+  made->has_draft = guesses && guesses->has_draft();
+  return made;
+}
 
-  /// Under dynamic rotary scaling keys beyond the positions of training depend on when they came.
-  int64_t sharable_blocks(int64_t prompt_length) const {
-    if (!options.prefix_reuse || batch.goes_alone(prompt_length)) return 0;
-    const auto& of = model->options;
-    return of.positions == "rotary" && of.rotary_scaling.type == "dynamic"
-               ? models::trained_positions(of) / options.block_tokens
-               : std::numeric_limits<int64_t>::max();
-  }
-
-  void check(const EngineRequest& request) const;
-  /// What other threads have asked for.
-  void receive();
-  void cancel_rows(const std::set<uint64_t>& ids);
-  void admit();
-  void prefill();
-  bool prefill_chunk(bool shortest);
-  /// One chunk of the prompts that are scored: of few tokens where others are being written.
-  void score();
-  std::vector<EngineRow*> chunk_rows(bool shortest, bool scoring, int64_t limit);
-  int64_t chunk_of(const EngineRow& row, int64_t limit) const;
-  /// Tells the scores of a prompt when all are there. Whether the row is still there.
-  bool tell_scores(EngineRow& row);
-  void decode();
-  bool find_room(EngineRow& row);
-  /// How many tokens of each row may be guessed: blocks that are free are taken for them, none of other rows.
-  std::vector<int64_t> guessable(const std::vector<EngineRow*>& rows);
-  /// One pass over the last token and the guesses of each row: the guesses that hold are taken, and one more token.
-  void pass_guessed(const std::vector<EngineRow*>& rows, std::vector<std::vector<int64_t>> guessed);
-  /// What went wrong was the model, for all rows of a pass.
-  void fail_pass(const std::vector<EngineRow*>& rows, const std::exception& error);
-  /// Tokens in their order. Whether the row is still there and continues.
-  bool take(EngineRow& row, std::vector<detail::SampledToken>& tokens);
-  /// Through the model, `tokens` of each row; rows whose last token was among them get the next one.
-  void pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode);
-  void draw(const Tensor& logits, const std::vector<EngineRow*>& rows);
-  void preempt(EngineRow& row);
-  void end(EngineRow& row);
-  /// Ends a request with a line on what went wrong.
-  void fail(const std::shared_ptr<EngineTask>& task, const std::string& line);
-  std::unique_ptr<EngineRow> taken(EngineRow& row);
-  void count_step(Clock::time_point start);
-  void count_pass() {
-    const std::lock_guard lock(mutex);
-    ++stats.passes;
-  }
-
-  models::Decoder model;
-  detail::EvalScope eval;
-  const text::Tokenizer* tokenizer;
-  EngineOptions options;
-  detail::RowBlocks blocks;
-  int64_t positions;
-  detail::PagedBatchOptions sizes;
-  detail::PagedBatch batch;
-  std::optional<detail::EngineGuesses> guesses;
-  std::optional<detail::EvalScope> draft_eval;
-  Clock::time_point last_told = Clock::now();
-  /// By arrival.
-  std::deque<std::unique_ptr<EngineRow>> waiting;
-  Rows running;
-  uint64_t steps = 0;
-  int64_t drawn = 0;  // tokens of the step under way
-  double recent_tokens = 0, recent_seconds = 0;
-
-  mutable std::mutex mutex;
-  std::condition_variable changed;
-  Rows arrived;
-  std::set<uint64_t> cancelled;
-  uint64_t next_id = 1, next_order = 0;
-  EngineStats stats;
-};
+int64_t Engine::State::sharable_blocks(int64_t prompt_length) const {
+  if (!options.prefix_reuse || batch.goes_alone(prompt_length)) return 0;
+  const auto& of = model->options;
+  return of.positions == "rotary" && of.rotary_scaling.type == "dynamic"
+             ? models::trained_positions(of) / options.block_tokens
+             : std::numeric_limits<int64_t>::max();
+}
 
 void Engine::State::check(const EngineRequest& request) const {
   const auto& o = request.options;
@@ -205,7 +123,7 @@ uint64_t Engine::submit(EngineRequest request) {
   s.check(request);
   const auto count = request.options.num_return_sequences;
   auto task = std::make_shared<EngineTask>(EngineTask{.request = std::move(request)});
-  Rows rows;
+  State::Rows rows;
   for (int64_t i = 0; i < count; ++i) rows.push_back(s.new_row(task, task->request.row + static_cast<size_t>(i)));
   const std::lock_guard lock(s.mutex);
   LEVIN_CHECK(s.stats.waiting + count <= s.options.max_queue, "[engine] the queue is full: ", s.stats.waiting,
@@ -238,7 +156,6 @@ void Engine::State::receive() {
   if (!ids.empty()) cancel_rows(ids);
 }
 
-/// Takes a row out of the lists.
 std::unique_ptr<EngineRow> Engine::State::taken(EngineRow& row) {
   const auto is_it = [&](const auto& other) { return other.get() == &row; };
   std::unique_ptr<EngineRow> out;
@@ -336,285 +253,6 @@ void Engine::State::admit() {
   }
 }
 
-/// Tokens of a row that a pass may take.
-int64_t Engine::State::chunk_of(const EngineRow& row, int64_t limit) const {
-  auto tokens = std::min(row.remaining(), limit);
-  // Nothing follows the last token.
-  if (row.is_scoring() && row.task->request.score_only) tokens = std::min(tokens, row.remaining() - 1);
-  // Whole blocks, where others may wait for them.
-  const auto behind = (row.computed + tokens) % options.block_tokens;
-  if (!row.is_scoring() && tokens < row.remaining() && behind < tokens) tokens -= behind;
-  const auto prompt = row.row.sampled.prompt_length();
-  // Dynamic scaling: what was generated before a preemption has other angles than the prompt.
-  if (batch.goes_alone(prompt) && row.computed < prompt) tokens = std::min(tokens, prompt - row.computed);
-  return tokens;
-}
-
-/// The rows of the next chunk: the oldest one whose prompt is not done, or the one that has the least to do, and those
-/// that fit beside it.
-std::vector<EngineRow*> Engine::State::chunk_rows(bool shortest, bool scoring, int64_t limit) {
-  std::vector<EngineRow*> candidates, rows;
-  int64_t found = 0;
-  for (const auto& row : running) {
-    if (row->remaining() <= 1 || row->is_scoring() != scoring) continue;
-    found += blocks.match(*row);
-    if (row->remaining() > 1) candidates.push_back(row.get());
-  }
-  if (found > 0) {
-    const std::lock_guard lock(mutex);
-    stats.prefix_hit_tokens += found;
-  }
-  std::ranges::sort(candidates, {}, &EngineRow::order);
-  if (shortest) std::ranges::stable_sort(candidates, {}, &EngineRow::remaining);
-  int64_t width = 0;
-  for (auto* row : candidates) {
-    const bool alone = batch.goes_alone(row->row.sampled.prompt_length());
-    if (alone && !rows.empty()) continue;
-    const auto wide = std::max(width, chunk_of(*row, limit));
-    if (!rows.empty() && wide * static_cast<int64_t>(rows.size() + 1) > limit) continue;
-    // What another row is about to compute is found after this pass.
-    if (std::ranges::any_of(rows, [&](const auto* other) { return blocks.computes_same(*other, *row); })) continue;
-    rows.push_back(row);
-    width = wide;
-    if (alone) break;
-  }
-  return rows;
-}
-
-bool Engine::State::prefill_chunk(bool shortest) {
-  const auto rows = chunk_rows(shortest, false, options.prefill_chunk);
-  if (rows.empty()) return false;
-  std::vector<int64_t> tokens;
-  for (const auto* row : rows) tokens.push_back(chunk_of(*row, options.prefill_chunk));
-  pass(rows, tokens, false);
-  return true;
-}
-
-void Engine::State::score() {
-  std::vector<EngineRow*> scoring;
-  for (const auto& row : running)
-    if (row->is_scored) scoring.push_back(row.get());
-  if (scoring.empty()) return;
-  // A prompt of one token has nothing to score.
-  for (auto* row : scoring) tell_scores(*row);
-  const bool is_alone = std::ranges::all_of(running, [](const auto& row) { return row->is_scoring(); });
-  const auto limit = std::min(options.prefill_chunk, is_alone ? kScoredAlone : kScoredBeside);
-  const auto rows = chunk_rows(false, true, limit);
-  if (rows.empty()) return;
-  std::vector<int64_t> tokens;
-  for (const auto* row : rows) tokens.push_back(chunk_of(*row, limit));
-  pass(rows, tokens, false);
-}
-
-bool Engine::State::tell_scores(EngineRow& row) {
-  if (!row.is_scored || row.is_scoring()) return true;
-  row.is_scored = false;
-  const auto task = row.task;  // the row may go
-  try {
-    task->request.on_score(std::move(row.score));
-  } catch (const std::exception& error) {
-    fail(task, error.what());
-    return false;
-  }
-  if (!task->request.score_only) return true;
-  row.row.result.finish_reason = "length";
-  end(row);
-  return false;
-}
-
-void Engine::State::prefill() {
-  // Chunks hold up those who decode, and a step of few rows takes as long as one of many: few wait for many.
-  const auto is_read = [](const auto& row) { return !row->is_scoring() && row->remaining() > 1; };
-  const auto is_written = [](const auto& row) { return row->remaining() == 1; };
-  const auto behind = std::ranges::count_if(running, is_read), ahead = std::ranges::count_if(running, is_written);
-  const auto chunks = std::min(kMostChunks, 1 + kPatience * behind / (ahead + 1));
-  // In turns, so that a short prompt overtakes a long one, and a long one still gets its turn.
-  for (int64_t i = 0; i < chunks && prefill_chunk((steps + static_cast<uint64_t>(i)) % 2 == 1); ++i) {
-  }
-}
-
-/// Room for one more token of a row, taken from the youngest where there is none. False: that was the row itself.
-bool Engine::State::find_room(EngineRow& row) {
-  while (!blocks.grow(row, row.computed + 1)) {
-    auto* youngest = std::ranges::max_element(running, {}, &EngineRow::order)->get();
-    const bool is_own = youngest == &row;
-    preempt(*youngest);
-    if (is_own) return false;
-  }
-  return true;
-}
-
-void Engine::State::decode() {
-  std::vector<EngineRow*> rows;
-  for (const auto& row : running)
-    if (row->remaining() == 1) rows.push_back(row.get());
-  std::ranges::sort(rows, {}, &EngineRow::order);
-  const auto is_running = [&](const EngineRow* row) {
-    return std::ranges::any_of(running, [&](const auto& other) { return other.get() == row; });
-  };
-  for (auto* row : rows)
-    if (is_running(row)) find_room(*row);
-  std::erase_if(rows, [&](const auto* row) { return !is_running(row); });
-  if (rows.empty()) return;
-  if (guesses) {
-    auto guessed = guesses->guess(rows, guessable(rows));
-    if (std::ranges::any_of(guessed, [](const auto& ids) { return !ids.empty(); })) {
-      pass_guessed(rows, std::move(guessed));
-      return;
-    }
-  }
-  pass(rows, std::vector<int64_t>(rows.size(), 1), true);
-}
-
-std::vector<int64_t> Engine::State::guessable(const std::vector<EngineRow*>& rows) {
-  std::vector<int64_t> most;
-  for (auto* row : rows) {
-    const auto length = row->length();
-    // Without the token behind the guesses.
-    auto count = std::min(guesses->most(), row->row.most - row->row.sampled.new_tokens() - 1);
-    if (model->options.bounded()) count = std::min(count, model->options.max_positions - length);
-    const auto spare = blocks.pool().available() + static_cast<int64_t>(row->blocks.size());
-    count = std::max<int64_t>(std::min(count, spare * options.block_tokens - length), 0);
-    if (count > 0) blocks.grow(*row, length + count);
-    most.push_back(count);
-  }
-  return most;
-}
-
-void Engine::State::pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode) {
-  std::vector<PagedRow> parts;
-  std::vector<std::shared_ptr<EngineTask>> tasks;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto& row = *rows[i];
-    const auto end = row.computed + tokens[i];
-    parts.push_back({.ids = &row.ids(),
-                     .begin = row.computed,
-                     .end = end,
-                     .blocks = &row.blocks,
-                     .prompt_length = row.row.sampled.prompt_length(),
-                     .kept = row.is_scoring() ? std::max<int64_t>(1, end - std::max(row.computed, row.scored())) : 1});
-    tasks.push_back(row.task);
-  }
-  std::vector<EngineRow*> drawing;
-  std::vector<int64_t> places;
-  count_pass();
-  try {
-    auto logits = is_decode ? batch.decode(parts) : batch.prefill(parts);
-    if (guesses && !is_decode) guesses->read_along(rows, parts);
-    int64_t seen = 0;  // of the logits
-    for (size_t i = 0; i < rows.size(); ++i) {
-      seen += parts[i].kept;
-      if (tasks[i]->has_failed) continue;  // with another of its sequences: the row is gone
-      rows[i]->computed = parts[i].end;
-      blocks.publish(*rows[i]);
-      if (rows[i]->is_scoring())
-        detail::take_scores(*rows[i], logits.slice(0, seen - parts[i].kept, seen), parts[i].end - parts[i].kept);
-      if (!tell_scores(*rows[i]) || rows[i]->remaining() > 0) continue;
-      drawing.push_back(rows[i]);
-      places.push_back(seen - 1);
-    }
-    if (drawing.empty()) return;
-    if (std::ssize(drawing) < seen) logits = logits.index_select(0, at::tensor(places, at::kLong).to(logits.device()));
-    draw(logits, drawing);
-  } catch (const std::exception& error) {
-    fail_pass(rows, error);
-  }
-}
-
-void Engine::State::fail_pass(const std::vector<EngineRow*>& rows, const std::exception& error) {
-  if (model->ranks) throw;  // the ranks are not at the same pass any more
-  std::set<std::shared_ptr<EngineTask>> tasks;
-  for (const auto& row : running)
-    if (std::ranges::count(rows, row.get()) > 0) tasks.insert(row->task);
-  for (const auto& task : tasks) fail(task, error.what());
-}
-
-void Engine::State::pass_guessed(const std::vector<EngineRow*>& rows, std::vector<std::vector<int64_t>> guessed) {
-  std::vector<std::vector<int64_t>> ids;
-  std::vector<PagedRow> parts;
-  std::vector<const detail::SampledRow*> drawing;
-  std::vector<std::shared_ptr<EngineTask>> tasks;
-  ids.reserve(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    auto& read = ids.emplace_back(rows[i]->ids());
-    read.insert(read.end(), guessed[i].begin(), guessed[i].end());
-    parts.push_back({.ids = &read,
-                     .begin = rows[i]->computed,
-                     .end = static_cast<int64_t>(read.size()),
-                     .blocks = &rows[i]->blocks,
-                     .prompt_length = rows[i]->row.sampled.prompt_length()});
-    drawing.push_back(&rows[i]->row.sampled);
-    tasks.push_back(rows[i]->task);
-  }
-  count_pass();
-  try {
-    auto taken = detail::agreed(batch.decode_several(parts), drawing, {.ids = guessed});
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (tasks[i]->has_failed) continue;  // with another of its sequences: the row is gone
-      const auto guesses_of_row = static_cast<int64_t>(guessed[i].size());
-      const auto held = static_cast<int64_t>(taken[i].size()) - 1;
-      rows[i]->row.result.guessed_tokens += guesses_of_row;
-      rows[i]->row.result.taken_tokens += held;
-      {
-        const std::lock_guard lock(mutex);
-        stats.guessed_tokens += guesses_of_row;
-        stats.taken_tokens += held;
-      }
-      take(*rows[i], taken[i]);
-    }
-  } catch (const std::exception& error) {
-    fail_pass(rows, error);
-  }
-}
-
-bool Engine::State::take(EngineRow& row, std::vector<detail::SampledToken>& tokens) {
-  const auto task = row.task;  // the row may go
-  const auto before = row.length();
-  bool ends = false;
-  for (auto& token : tokens) {
-    if (!token.error.empty()) {
-      fail(task, token.error);
-      return false;
-    }
-    ++drawn;
-    try {
-      ends = row.row.accept(std::move(token), task->request.on_token);
-    } catch (const std::exception& error) {
-      fail(task, error.what());
-      return false;
-    }
-    if (ends) break;
-  }
-  row.computed = row.length() - 1;
-  detail::EngineGuesses::settle(row, before, row.length() - before - 1);
-  blocks.publish(row);
-  if (ends) end(row);
-  return !ends;
-}
-
-void Engine::State::draw(const Tensor& logits, const std::vector<EngineRow*>& rows) {
-  std::vector<const detail::SampledRow*> drawing;
-  std::vector<std::shared_ptr<EngineTask>> tasks;
-  for (const auto* row : rows) drawing.push_back(&row->row.sampled), tasks.push_back(row->task);
-  auto tokens = detail::try_sample(logits, drawing);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto& task = tasks[i];
-    if (task->has_failed) continue;  // with another of its sequences: the row is gone
-    if (!tokens[i].error.empty()) {
-      fail(task, tokens[i].error);
-      continue;
-    }
-    ++drawn;
-    try {
-      if (!rows[i]->row.accept(std::move(tokens[i]), task->request.on_token)) continue;
-    } catch (const std::exception& error) {
-      fail(task, error.what());
-      continue;
-    }
-    end(*rows[i]);
-  }
-}
-
 void Engine::State::count_step(Clock::time_point start) {
   recent_seconds = kKept * recent_seconds + std::chrono::duration<double>(Clock::now() - start).count();
   recent_tokens = kKept * recent_tokens + static_cast<double>(drawn);
@@ -659,7 +297,7 @@ void Engine::warm_up(int64_t tokens) {
 bool Engine::step() {
   auto& s = *state_;
   const c10::AutoGradMode no_grad(false);
-  const auto start = Clock::now();
+  const auto start = State::Clock::now();
   if (start - s.last_told >= kSignOfLife) {
     s.batch.tell(detail::PassKind::kNone);
     s.last_told = start;

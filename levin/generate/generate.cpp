@@ -1,6 +1,7 @@
 #include "levin/generate/generate.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -65,7 +66,9 @@ class GenerateRun {
                              .graph_device = graph_device_};
     speculation_ = make_speculation(model_, options_, sizes);
     batch_.emplace(model_, sizes);
+    if (options_.max_time > 0) deadline_ = end_of_time(std::chrono::steady_clock::now(), options_.max_time);
     while (!waiting_.empty() || !rows_.empty()) {
+      if (!waiting_.empty() && is_late()) end_waiting();
       if (!waiting_.empty() && batch_->room() > 0) admit();
       if (rows_.empty()) continue;
       if (speculation_) {
@@ -94,6 +97,22 @@ class GenerateRun {
     return batch_->decode(tokens);
   }
 
+  /// Whether the time of the call is over, by the clock of rank 0.
+  bool is_late() const {
+    if (!deadline_) return false;
+    std::vector<bool> late{std::chrono::steady_clock::now() >= *deadline_};
+    follow_first_rank(model_->ranks, late);
+    return late[0];
+  }
+
+  void end_waiting() {
+    for (const auto result : waiting_) {
+      results_[result].row = result;
+      results_[result].finish_reason = "time";
+    }
+    waiting_.clear();
+  }
+
   /// As many waiting rows as there is room for, with their first tokens.
   void admit() {
     const auto first = rows_.size();
@@ -107,6 +126,7 @@ class GenerateRun {
       which.push_back(static_cast<int64_t>(fresh.size()) - 1);
       rows_.emplace_back(model_->options, tokenizer_, options_, prompt, result);
       rows_.back().result.prompt = results_[result].prompt;
+      rows_.back().deadline = deadline_;
     }
     const auto logits = batch_->append(fresh);
     if (speculation_) speculation_->append(fresh);
@@ -234,7 +254,8 @@ class GenerateRun {
   std::optional<DecodeBatch> batch_;
   std::unique_ptr<Speculation> speculation_;
   std::vector<GeneratedRow> rows_;  // as in the batch
-  Behind ahead_;                    // of the last tokens of all rows, where it has been asked for
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
+  Behind ahead_;  // of the last tokens of all rows, where it has been asked for
 };
 
 }  // namespace

@@ -31,8 +31,8 @@ struct Generated {
   std::vector<double> logprobs = {};
   /// With top_logprobs: of each id the likeliest tokens in its place, best first.
   std::vector<std::vector<std::pair<int64_t, double>>> top_logprobs = {};
-  /// "stop" (a token of eos_token_ids, or a stop string), "length" (max_new_tokens, or the end of the context) or
-  /// "cancelled" (the callback said so).
+  /// "stop" (a token of eos_token_ids, a stop string or stop_when), "length" (max_new_tokens, or the end of the
+  /// context), "time" (max_time) or "cancelled" (the callback said so).
   std::string finish_reason = {};
   /// With prompt_lookup or a draft model: tokens that were guessed, and those of them that the model took.
   int64_t guessed_tokens = 0, taken_tokens = 0;

@@ -24,10 +24,18 @@ void check_prompt(const models::DecoderOptions& model, const std::vector<int64_t
 
 GeneratedRow::GeneratedRow(const models::DecoderOptions& model, const text::Tokenizer* tokenizer,
                            const GenerateOptions& options, const std::vector<int64_t>& prompt, size_t row)
-    : sampled(options, prompt, row),
+    : sampled(options, prompt, options.first_row + row),
       text(tokenizer, prompt, options.stop),
       most(most_new_tokens(model, options, static_cast<int64_t>(prompt.size()))) {
   result.row = row;
+}
+
+bool GeneratedRow::is_late() {
+  const auto limit = sampled.options().max_time;
+  if (limit <= 0) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (!deadline) deadline = end_of_time(now, limit);
+  return now >= *deadline;
 }
 
 bool GeneratedRow::accept(SampledToken token, const OnToken& on_token) {
@@ -44,6 +52,9 @@ bool GeneratedRow::accept(SampledToken token, const OnToken& on_token) {
     result.finish_reason = "stop";
   else if (result.finish_reason.empty() && sampled.new_tokens() >= most)
     result.finish_reason = "length";
+  if (result.finish_reason.empty() && options.stop_when && options.stop_when(sampled.view()))
+    result.finish_reason = "stop";
+  if (result.finish_reason.empty() && is_late()) result.finish_reason = "time";
   if (!result.finish_reason.empty()) more += text.finish();
   if (text.stopped()) result.finish_reason = "stop";
   result.text += more;

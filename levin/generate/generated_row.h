@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
 #include <vector>
 
 #include "levin/generate/generate.h"
@@ -44,7 +47,18 @@ struct GeneratedRow {
   GeneratedText text;
   /// New tokens at most.
   int64_t most;
+  /// The end of max_time; by default it counts from the first token on.
+  std::optional<std::chrono::steady_clock::time_point> deadline = {};
   Generated result;
+
+ private:
+  bool is_late();
 };
+
+/// The point in time that is max_time seconds later.
+inline std::chrono::steady_clock::time_point end_of_time(std::chrono::steady_clock::time_point begin, double max_time) {
+  constexpr double kLongest = 1e9;
+  return begin + std::chrono::microseconds(static_cast<int64_t>(1e6 * std::min(max_time, kLongest)));
+}
 
 }  // namespace levin::detail

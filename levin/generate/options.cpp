@@ -42,10 +42,15 @@ void check_options(const GenerateOptions& o) {
   LEVIN_CHECK(o.max_new_tokens > 0, "[generate] max_new_tokens ", o.max_new_tokens, " must be positive");
   LEVIN_CHECK(o.min_new_tokens >= 0 && o.min_new_tokens <= o.max_new_tokens, "[generate] min_new_tokens ",
               o.min_new_tokens, " must be from 0 to max_new_tokens, ", o.max_new_tokens);
+  LEVIN_CHECK(o.min_length >= 0, "[generate] min_length ", o.min_length, " must not be negative");
+  LEVIN_CHECK(o.max_time >= 0, "[generate] max_time ", o.max_time, " must be 0 (no limit) or positive");
   LEVIN_CHECK(std::isfinite(o.temperature) && o.temperature >= 0, "[generate] temperature ", o.temperature,
               " must be 0 (the likeliest token) or positive");
   LEVIN_CHECK(o.top_k >= 0, "[generate] top_k ", o.top_k, " must be 0 (all tokens) or positive");
+  check_probability("top_h", o.top_h);
   check_probability("top_p", o.top_p);
+  for (const auto& [name, value] : {std::pair{"epsilon_cutoff", o.epsilon_cutoff}, {"eta_cutoff", o.eta_cutoff}})
+    LEVIN_CHECK(value >= 0 && value < 1, "[generate] ", name, " ", value, " must be from 0 to below 1");
   check_probability("min_p", o.min_p);
   LEVIN_CHECK(o.typical_p > 0 && o.typical_p <= 1, "[generate] typical_p ", o.typical_p,
               " must be more than 0 and at most 1");
@@ -55,6 +60,16 @@ void check_options(const GenerateOptions& o) {
               "[generate] presence_penalty and frequency_penalty must be finite");
   LEVIN_CHECK(o.no_repeat_ngram_size >= 0, "[generate] no_repeat_ngram_size ", o.no_repeat_ngram_size,
               " must not be negative");
+  LEVIN_CHECK(std::isfinite(o.encoder_repetition_penalty) && o.encoder_repetition_penalty > 0,
+              "[generate] encoder_repetition_penalty ", o.encoder_repetition_penalty, " must be positive");
+  LEVIN_CHECK(o.encoder_no_repeat_ngram_size >= 0, "[generate] encoder_no_repeat_ngram_size ",
+              o.encoder_no_repeat_ngram_size, " must not be negative");
+  LEVIN_CHECK(!o.exponential_decay_length_penalty ||
+                  (o.exponential_decay_length_penalty->first >= 0 && o.exponential_decay_length_penalty->second > 0),
+              "[generate] exponential_decay_length_penalty needs a start that is not negative, and a positive factor");
+  for (const auto& [sequence, bias] : o.sequence_bias)
+    LEVIN_CHECK(!sequence.empty() && std::isfinite(bias),
+                "[generate] a sequence of sequence_bias has no tokens, or a bias that is not finite");
   for (const auto& word : o.bad_words) LEVIN_CHECK(!word.empty(), "[generate] a word of bad_words has no tokens");
   for (const auto& [id, bias] : o.logit_bias)
     LEVIN_CHECK(std::isfinite(bias), "[generate] logit_bias of token ", id, " must be finite");
@@ -69,7 +84,8 @@ void check_options(const GenerateOptions& o) {
     LEVIN_CHECK(o.num_return_sequences <= o.num_beams, "[generate] ", o.num_return_sequences,
                 " results are more than the ", o.num_beams, " beams");
     LEVIN_CHECK(std::isfinite(o.length_penalty), "[generate] length_penalty must be finite");
-    LEVIN_CHECK(o.stop.empty() && o.top_logprobs == 0, "[generate] beams go without stop strings and top_logprobs");
+    LEVIN_CHECK(o.stop.empty() && o.top_logprobs == 0 && !o.stop_when,
+                "[generate] beams go without stop strings, stop_when and top_logprobs");
   }
   LEVIN_CHECK(o.prompt_lookup >= 0, "[generate] prompt_lookup ", o.prompt_lookup, " must not be negative");
   LEVIN_CHECK(o.prompt_lookup_ngram > 0 && o.draft_tokens > 0,
@@ -100,18 +116,18 @@ std::vector<std::string> unused_generation_settings(const std::filesystem::path&
                                 {"no_repeat_ngram_size", 0, options.no_repeat_ngram_size},
                                 {"min_new_tokens", 0, options.min_new_tokens},
                                 {"suppress_tokens", Json::array(), options.suppress_tokens},
-                                {"begin_suppress_tokens", Json::array(), {}},
+                                {"begin_suppress_tokens", Json::array(), options.begin_suppress_tokens},
                                 {"bad_words_ids", Json::array(), options.bad_words},
                                 {"sequence_bias", Json::array(), {}},
-                                {"forced_bos_token_id", {}, {}},
+                                {"forced_bos_token_id", {}, options.forced_bos_token_id},
                                 {"forced_eos_token_id", {}, {}},
                                 {"num_beams", 1, options.num_beams},
-                                {"min_length", 0, {}},
+                                {"min_length", 0, options.min_length},
                                 {"stop_strings", Json::array(), options.stop},
                                 {"guidance_scale", 1.0, {}},
                                 {"exponential_decay_length_penalty", {}, {}},
-                                {"encoder_repetition_penalty", 1.0, {}},
-                                {"encoder_no_repeat_ngram_size", 0, {}}};
+                                {"encoder_repetition_penalty", 1.0, options.encoder_repetition_penalty},
+                                {"encoder_no_repeat_ngram_size", 0, options.encoder_no_repeat_ngram_size}};
   if (options.num_beams > 1) {
     settings.push_back({"length_penalty", 1.0, options.length_penalty});
     settings.push_back({"early_stopping", false, options.early_stopping});

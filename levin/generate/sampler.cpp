@@ -7,6 +7,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -15,26 +16,10 @@
 
 #include "levin/core/error.h"
 #include "levin/core/random.h"
+#include "levin/generate/logit_rules.h"
 
 namespace levin::detail {
 namespace {
-
-constexpr float kRemoved = -std::numeric_limits<float>::infinity();
-
-/// On the device of `like`, without waiting for what runs there: CUDA has a copy of memory that is not pinned when the
-/// call returns.
-Tensor sent(const Tensor& host, const Tensor& like) {
-  return host.to(like.device(), /*non_blocking=*/true);
-}
-/// 16-bit numbers in float.
-Tensor in_float(const Tensor& logits) {
-  return at::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
-}
-
-template <class Value>
-Tensor sent(const std::vector<Value>& values, const Tensor& like) {
-  return sent(at::tensor(values), like);
-}
 
 /// One number of each row as a column [rows, 1] of float32 on the device of `like`.
 template <class Value>
@@ -94,6 +79,41 @@ Tensor typical_filter(const Tensor& scores, std::span<const SampledRow* const> r
   return scores.masked_fill(at::empty_like(removed).scatter_(1, order, removed), kRemoved);
 }
 
+/// The entropy of a distribution, given as the logarithms of its probabilities [rows, N]: [rows, 1].
+Tensor entropy(const Tensor& logs) {
+  return -(logs * logs.exp()).nansum(1, true);
+}
+
+Tensor top_h_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  constexpr int64_t kMostTokens = 100;
+  const auto [top, order] = scores.topk(std::min(kMostTokens, scores.size(1)), 1);
+  const auto shares = at::softmax(top, 1);
+  const auto fraction = column_of(rows, scores, [](const auto& o) { return o.top_h; });
+  // By transformers' own operators: with a fraction of 1 the rounding of sums decides about the last tokens.
+  const auto all_of_it = -(shares * (top - top.logsumexp(1, true)).clamp_min(std::numeric_limits<float>::lowest()));
+  const auto kept = (-shares * shares.log()).cumsum(1) <= all_of_it.sum(1, true) * fraction;
+  auto removed = kept.logical_not().masked_fill_(fraction == 0, false);
+  removed.select(1, 0).fill_(false);
+  // What is not among the first is removed, too.
+  auto all = (fraction > 0).expand_as(scores).clone();
+  return scores.masked_fill(all.scatter_(1, order, removed), kRemoved);
+}
+
+/// Removes tokens of a smaller probability than that of their row, but for the likeliest.
+Tensor least_filter(const Tensor& scores, const Tensor& least) {
+  const auto removed = (at::softmax(scores, 1) < least) & (scores < scores.amax(1, true));
+  return scores.masked_fill(removed, kRemoved);
+}
+
+Tensor epsilon_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  return least_filter(scores, column_of(rows, scores, [](const auto& o) { return o.epsilon_cutoff; }));
+}
+
+Tensor eta_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  const auto eta = column_of(rows, scores, [](const auto& o) { return o.eta_cutoff; });
+  return least_filter(scores, at::minimum(eta, eta.sqrt() * (-entropy(at::log_softmax(scores, 1))).exp()));
+}
+
 /// A random number of each row: float64 [rows, 1].
 Tensor chances(std::span<const SampledRow* const> rows, Draw place, const Tensor& like) {
   auto column = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kDouble);
@@ -136,89 +156,28 @@ bool any_drawn(std::span<const SampledRow* const> rows) {
 bool will_be_free(const SampledRow& row) {
   const auto& o = row.options();
   const bool may_end = o.eos_token_ids.empty() || row.new_tokens() + 1 >= o.min_new_tokens;
-  return may_end && !row.has_penalties() && o.logit_bias.empty() && o.suppress_tokens.empty() && o.bad_words.empty() &&
-         o.no_repeat_ngram_size == 0;
+  const bool is_ruled = o.min_length > row.prompt_length() + row.new_tokens() + 1 || !o.sequence_bias.empty() ||
+                        o.encoder_repetition_penalty != 1 || o.encoder_no_repeat_ngram_size > 0 ||
+                        !o.forced_eos_token_id.empty() || o.exponential_decay_length_penalty ||
+                        o.remove_invalid_values || o.allowed_tokens || o.on_logits ||
+                        (!o.begin_suppress_tokens.empty() && o.forced_bos_token_id >= 0);
+  return may_end && !is_ruled && !row.has_penalties() && o.logit_bias.empty() && o.suppress_tokens.empty() &&
+         o.bad_words.empty() && o.no_repeat_ngram_size == 0;
 }
 
 }  // namespace
-
-SampledRow::SampledRow(const GenerateOptions& options, std::vector<int64_t> prompt, uint64_t number)
-    : options_(&options), ids_(std::move(prompt)), prompt_length_(static_cast<int64_t>(ids_.size())), number_(number) {
-  if (!has_penalties()) return;
-  for (const auto id : ids_) counts_.emplace(id, 0);
-}
-
-void SampledRow::push(int64_t id) {
-  ids_.push_back(id);
-  if (has_penalties()) ++counts_[id];
-}
-
-bool SampledRow::has_penalties() const {
-  return options_->repetition_penalty != 1 || options_->presence_penalty != 0 || options_->frequency_penalty != 0;
-}
-
-std::vector<int64_t> SampledRow::forbidden() const {
-  auto ids = options_->suppress_tokens;
-  if (new_tokens() < options_->min_new_tokens)
-    ids.insert(ids.end(), options_->eos_token_ids.begin(), options_->eos_token_ids.end());
-  const auto& ends = options_->eos_token_ids;
-  for (const auto& word : options_->bad_words) {
-    if (word.size() == 1 && std::find(ends.begin(), ends.end(), word[0]) != ends.end()) continue;
-    if (word.size() <= ids_.size() + 1 && std::equal(word.begin(), word.end() - 1, ids_.end() - std::ssize(word) + 1))
-      ids.push_back(word.back());
-  }
-  const auto n = static_cast<size_t>(options_->no_repeat_ngram_size);
-  if (n == 0 || ids_.size() < n) return ids;
-  const auto last = ids_.end() - static_cast<std::ptrdiff_t>(n - 1);
-  for (auto at = ids_.begin(); at != last; ++at)
-    if (std::equal(last, ids_.end(), at)) ids.push_back(*(at + static_cast<std::ptrdiff_t>(n - 1)));
-  return ids;
-}
-
-Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows) {
-  // Places in the flattened logits, what they are divided by, and what is then subtracted.
-  std::vector<int64_t> places, banned, biased;
-  std::vector<float> factors, offsets, biases;
-  const auto words = logits.size(1);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto base = static_cast<int64_t>(i) * words;
-    const auto& o = rows[i]->options();
-    for (const auto& [id, bias] : o.logit_bias)
-      if (id >= 0 && id < words) biased.push_back(base + id), biases.push_back(static_cast<float>(bias));
-    if (rows[i]->has_penalties())
-      for (const auto& [id, count] : rows[i]->counts()) {
-        places.push_back(base + id);
-        factors.push_back(static_cast<float>(o.repetition_penalty));
-        offsets.push_back(
-            count == 0 ? 0.0F
-                       : static_cast<float>(o.presence_penalty + o.frequency_penalty * static_cast<double>(count)));
-      }
-    for (const auto id : rows[i]->forbidden())
-      if (id >= 0 && id < words) banned.push_back(base + id);
-  }
-  if (places.empty() && banned.empty() && biased.empty()) return logits;
-  auto scores = in_float(logits).clone(at::MemoryFormat::Contiguous);
-  auto flat = scores.view({-1});
-  if (!biased.empty()) flat.index_add_(0, sent(biased, logits), sent(biases, logits));
-  if (!places.empty()) {
-    const auto index = sent(places, logits);
-    const auto factor = sent(factors, logits);
-    const auto found = flat.index_select(0, index);
-    const auto changed = at::where(found < 0, found * factor, found / factor);
-    flat.index_copy_(0, index, changed - sent(offsets, logits));
-  }
-  if (!banned.empty()) flat.index_fill_(0, sent(banned, logits), kRemoved);
-  return scores;
-}
 
 Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows) {
   auto left = scores;
   if (any_row(rows, [](const auto& o) { return o.temperature != 1 && o.temperature > 0; }))
     left = left / column_of(rows, left, [](const auto& o) { return o.temperature > 0 ? o.temperature : 1; });
+  if (any_row(rows, [](const auto& o) { return o.top_h > 0; })) left = top_h_filter(left, rows);
   if (any_row(rows, [](const auto& o) { return o.top_k > 0; })) left = top_k_filter(left, rows);
   if (any_row(rows, [](const auto& o) { return o.top_p < 1; })) left = top_p_filter(left, rows);
   if (any_row(rows, [](const auto& o) { return o.min_p > 0; })) left = min_p_filter(left, rows);
   if (any_row(rows, [](const auto& o) { return o.typical_p < 1; })) left = typical_filter(left, rows);
+  if (any_row(rows, [](const auto& o) { return o.epsilon_cutoff > 0; })) left = epsilon_filter(left, rows);
+  if (any_row(rows, [](const auto& o) { return o.eta_cutoff > 0; })) left = eta_filter(left, rows);
   return left;
 }
 
@@ -253,7 +212,9 @@ Drawn draw(const Tensor& given, std::span<const SampledRow* const> rows, const D
     return drawn;
   }
   // The kernel of the likeliest tokens reads 16 bits as they are.
-  const auto logits = is_greedy && scores.is_same(given) ? given : in_float(given);
+  auto logits = is_greedy && scores.is_same(given) ? given : in_float(given);
+  // Log probabilities are those of the model; of logits that are no numbers there are none.
+  if (any_row(rows, [](const auto& o) { return o.remove_invalid_values; })) logits = without_invalid(logits, rows);
   if (!logits.is_same(given) && scores.is_same(given)) scores = logits;
   if (is_greedy) {
     auto [ids, found] = kernels::greedy_tokens(logits, scores);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/Event.h>
 
 #include "levin/generate/options.h"
@@ -33,9 +35,15 @@ class SampledRow {
   uint64_t number() const { return number_; }
   /// With penalties: how often each token was generated; tokens of the prompt are there, with 0.
   const std::unordered_map<int64_t, int64_t>& counts() const { return counts_; }
-  /// Tokens that may not come next.
+  /// Tokens that may not come next, but for those that options suppress.
   std::vector<int64_t> forbidden() const;
+  /// Tokens that options suppress here.
+  std::vector<int64_t> suppressed() const;
+  /// The only tokens that may come next; empty: any.
+  std::vector<int64_t> forced() const;
   bool has_penalties() const;
+  /// What functions of a program are told.
+  RowTokens view() const { return {.row = number_, .ids = ids_, .prompt_length = static_cast<size_t>(prompt_length_)}; }
 
  private:
   const GenerateOptions* options_;
@@ -44,6 +52,22 @@ class SampledRow {
   uint64_t number_;
   std::unordered_map<int64_t, int64_t> counts_;
 };
+
+constexpr float kRemoved = -std::numeric_limits<float>::infinity();
+
+/// Numbers on the device of `like`, without waiting for what runs there: CUDA has a copy of memory that is not pinned
+/// when the call returns.
+inline Tensor sent(const Tensor& host, const Tensor& like) {
+  return host.to(like.device(), /*non_blocking=*/true);
+}
+template <class Value>
+Tensor sent(const std::vector<Value>& values, const Tensor& like) {
+  return sent(at::tensor(values), like);
+}
+/// 16-bit numbers in float.
+inline Tensor in_float(const Tensor& logits) {
+  return at::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
+}
 
 /// In the error of a token where the options, not the model, leave none.
 constexpr const char* kNoneAllowed = "every token is forbidden";
@@ -57,10 +81,11 @@ struct SampledToken {
   std::string error = {};
 };
 
-/// Logits float32 [rows, V] with biases, repetition, presence and frequency penalties, and -inf for tokens that may not
-/// come next.
+/// Logits [rows, V] with biases, penalties and the rules of the options, in transformers' order; -inf for tokens that
+/// may not come next. The same tensor where no rule applies, else float32. In logit_rules.cpp.
 Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows);
-/// What is left after temperature, top_k, top_p, min_p and typical_p, in this order; the rest is -inf.
+/// What is left after temperature, top_h, top_k, top_p, min_p, typical_p, epsilon and eta cutoff, in this order; the
+/// rest is -inf.
 Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows);
 /// The places of the random numbers of a position: one draws a token (or a guess), one takes the guess, one replaces
 /// it.

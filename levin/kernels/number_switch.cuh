@@ -27,9 +27,11 @@ bool with_number(NumberType type, F&& f) {
     case NumberType::kBFloat16:
       f(NumberOf<__nv_bfloat16>());
       return true;
-    default:
+    case NumberType::kNone:
+    case NumberType::kDouble:
       return false;
   }
+  return false;
 }
 
 /// The same for kernels that are launched: a cudaError_t.

@@ -224,7 +224,7 @@ class Account {
       case StepTrace::Kind::kUnitInput:
         if (owner.saved && event.bytes > 0) unit_inputs_[owner.of] += event.bytes;
         [[fallthrough]];
-      default:
+      case StepTrace::Kind::kOther:
         (owner.saved ? saved_ : other_) += event.bytes;
     }
     note();

@@ -399,11 +399,14 @@ Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Ten
       const auto z = std::get<0>(norm_2(asked(y) + drop_attended(y)));
       return z + drop(fed(z));
     }
-    default: {
+    case Order::kPre:
+      return open({x, {}}, rotary, mask, first_only).closed();
+    case Order::kSandwich: {
       const auto h = asked(x) + std::get<0>(norm_1_after(attended(std::get<0>(norm_1(x)))));
       return h + std::get<0>(norm_2_after(fed(std::get<0>(norm_2(h)))));
     }
   }
+  return {};
 }
 
 Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask, bool first_only) {

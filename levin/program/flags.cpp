@@ -43,6 +43,7 @@ std::string flag_help(const config::Field& field) {
 config::Field& Flags::repeated(const char* name, std::vector<std::string>& values, std::string help, const char* type) {
   config::Field field{.name = name, .help = std::move(help), .type = type};
   field.read = [at = &values](const config::Node& node) { at->push_back(node.text); };
+  field.write = [at = &values] { return config::Node::of_text(join(*at)); };
   return flags_.emplace_back(std::move(field));
 }
 

@@ -25,10 +25,22 @@ class OrderLine final : public testing::EmptyTestEventListener {
   }
 };
 
+/// A line for each test that is skipped, with its reason: what continuous integration looks at.
+void tell_skipped(const testing::TestPartResult& part) {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  if (!part.skipped() || !test) return;
+  std::printf("skipped: %s.%s: %s\n", test->test_suite_name(), test->name(), part.message());
+  std::fflush(stdout);
+}
+class SkippedLines final : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& part) override { tell_skipped(part); }
+};
+
 // What a test that runs in a process of its own prints: gtest's lines without the frame around them.
 class OneTest final : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& part) override {
     if (part.passed()) return;
+    tell_skipped(part);
     std::printf("%s:%d: %s\n%s\n", part.file_name() ? part.file_name() : "unknown file", part.line_number(),
                 part.skipped() ? "Skipped" : "Failure", part.message());
     std::fflush(stdout);
@@ -133,5 +145,6 @@ int main(int argc, char** argv) {
   if (::access("/dev/nvidiactl", F_OK) == 0 && !GTEST_FLAG_GET(list_tests))
     if (const auto names = selected_tests(); names.size() > 1) return run_each_in_a_process(names);
   testing::UnitTest::GetInstance()->listeners().Append(new OrderLine);
+  testing::UnitTest::GetInstance()->listeners().Append(new SkippedLines);
   return RUN_ALL_TESTS();
 }

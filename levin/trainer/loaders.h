@@ -293,9 +293,12 @@ class DataHooks {
         return test_dataloader().sources();
       case Stage::kPredict:
         return predict_dataloader().sources();
-      default:
+      case Stage::kIdle:
+      case Stage::kSanity:
+      case Stage::kValidate:
         return val_dataloader().sources();
     }
+    return {};
   }
 };
 

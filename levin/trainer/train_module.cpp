@@ -27,9 +27,12 @@ std::string_view stage_name(Stage stage) {
       return "test";
     case Stage::kPredict:
       return "predict";
-    default:
+    case Stage::kIdle:
+    case Stage::kTrain:
+    case Stage::kSanity:
       return "fit";
   }
+  return "fit";
 }
 
 const Tensor& StepOutput::operator[](std::string_view name) const {

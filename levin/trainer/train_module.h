@@ -182,9 +182,12 @@ class TrainModuleOf : public TrainModuleBase, public DataHooks<B> {
         return test_step(batch.get<B>(), at);
       case Stage::kPredict:
         return predict_step(batch.get<B>(), at);
-      default:
+      case Stage::kIdle:
+      case Stage::kSanity:
+      case Stage::kValidate:
         return validation_step(batch.get<B>(), at);
     }
+    return {};
   }
   bool any_batch_start(Stage stage, const AnyBatch& batch, const StepInfo& at) final {
     const auto& typed = batch.get<B>();

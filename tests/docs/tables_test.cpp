@@ -15,6 +15,7 @@
 #include "levin/core/files.h"
 #include "levin/core/words.h"
 #include "levin/environments/environment.h"
+#include "levin/generate/generation_config.h"
 #include "levin/loggers/logger_names.h"
 #include "levin/optim/registry.h"
 #include "levin/precision/precision.h"
@@ -121,6 +122,14 @@ Names listed_by(const std::vector<std::string>& words, const std::string& behind
     begun = begun || line == behind;
   }
   return names;
+}
+
+TEST(Tables, FieldsOfGenerationConfig) {
+  const auto rows = rows_of(page("docs/generation.md"), "| field | here |");
+  const auto fields = generation_fields();
+  ASSERT_EQ(rows.size(), fields.size());
+  for (size_t i = 0; i < rows.size(); ++i)
+    EXPECT_EQ(rows[i], (std::vector<std::string>{"`" + std::string(fields[i].name) + "`", describe(fields[i])}));
 }
 
 TEST(Tables, CommandsAreThoseOfTheProgram) {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/random.h"
-#include "levin/generate/block_pool.h"
+#include "levin/generate/engine/block_pool.h"
 #include "levin/testing/error_of.h"
 #include "tests/generate/longer_model.h"
 

@@ -1,5 +1,7 @@
 #include "levin/generate/generate.h"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,6 +79,12 @@ TEST(Generate, BeamsAreTransformersBeams) {
                               .length_penalty = asked.value("length_penalty", 1.0),
                               .early_stopping = asked.value("early_stopping", false),
                               .num_return_sequences = asked["num_beams"].get<int64_t>()};
+      options.renormalize_logits = asked.value("renormalize_logits", false);
+      options.encoder_repetition_penalty = asked.value("encoder_repetition_penalty", 1.0);
+      options.begin_suppress_tokens = asked.value("begin_suppress_tokens", Ids());
+      if (asked.contains("exponential_decay_length_penalty"))
+        options.exponential_decay_length_penalty =
+            asked["exponential_decay_length_penalty"].get<std::pair<int64_t, double>>();
       const auto rows = generate(longer_model(name), {kPrompts[0]}, options);
       EXPECT_EQ(ids_of(rows), each["ids"].get<std::vector<Ids>>()) << name << asked;
       for (size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(rows[i].score, each["scores"][i].get<double>(), 1e-4);
@@ -119,6 +127,50 @@ TEST(Generate, ARowDrawsTheSameAloneAndInABatch) {
   EXPECT_EQ(first[1].ids, together[1].ids);
   options.seed = 8;
   EXPECT_NE(ids_of(generate(model, kPrompts, options)), ids_of(alone));
+}
+
+// The second half of a call alone, as a run does that was interrupted.
+TEST(Generate, RowsDrawByTheirNumbers) {
+  auto model = longer_model("llama");
+  const std::vector<Ids> prompts{{7, 3, 11}, {9, 30, 2}, {13, 4}, {1, 2}};
+  const auto whole = ids_of(generate(model, prompts, {.max_new_tokens = 12, .num_return_sequences = 2, .seed = 5}));
+  for (const bool paged : {false, true}) {
+    const auto rest =
+        generate(model, std::vector<Ids>(prompts.begin() + 2, prompts.end()),
+                 {.max_new_tokens = 12, .num_return_sequences = 2, .seed = 5, .first_row = 4, .paged = paged});
+    EXPECT_EQ(ids_of(rest), std::vector<Ids>(whole.begin() + 4, whole.end()));
+    EXPECT_EQ(rest[0].row, 0u);
+  }
+}
+
+TEST(Generate, ARuleOfAProgramEndsARow) {
+  auto model = longer_model("llama");
+  auto options = greedy(40);
+  const auto plain = generate(model, kPrompts, options);
+  for (const bool paged : {false, true}) {
+    options.paged = paged;
+    options.stop_when = [](const RowTokens& row) { return row.row == 1 && row.ids.size() == row.prompt_length + 7; };
+    const auto rows = generate(model, kPrompts, options);
+    EXPECT_EQ(rows[1].ids, Ids(plain[1].ids.begin(), plain[1].ids.begin() + 7));
+    EXPECT_EQ(rows[1].finish_reason, "stop");
+    EXPECT_EQ(rows[0].ids, plain[0].ids);
+  }
+}
+
+TEST(Generate, TimeEndsRowsAndThoseThatHaveNotBegun) {
+  auto model = longer_model("llama");
+  auto options = greedy(60);
+  options.batch = 1;
+  options.max_time = 1e-6;
+  const auto rows = generate(model, kPrompts, options);
+  ASSERT_EQ(rows.size(), kPrompts.size());
+  for (const auto& row : rows) {
+    EXPECT_EQ(row.finish_reason, "time");
+    EXPECT_LE(row.ids.size(), 1u);
+  }
+  EXPECT_GE(std::ranges::count(rows, Ids(), &Generated::ids), std::ssize(rows) - 1) << "the first may have begun";
+  options.num_beams = 3;
+  for (const auto& row : generate(model, kPrompts, options)) EXPECT_EQ(row.finish_reason, "time");
 }
 
 TEST(Generate, EndsAtTheEndOfTheContext) {

@@ -1,8 +1,10 @@
 """Writes what the tests of levin/generate compare with: tokens, beams and filtered probabilities of transformers. Run:
 python tests/generate/make_fixtures.py [NAME...]
 """
+import inspect
 import json
 import pathlib
+import re
 import sys
 
 import torch
@@ -17,7 +19,8 @@ llama_dynamic llama_linear llama_rope3 llama_yarn mistral opt opt_post qwen2 qwe
 PROMPTS = [[7, 3, 11, 42, 5], [9, 30, 2, 2, 17, 8, 1, 44, 23], [13]]
 NEW = 64
 BEAMS = [dict(num_beams=4), dict(num_beams=3, length_penalty=-1.0), dict(num_beams=3, length_penalty=2.0, early_stopping=True),
-         dict(num_beams=2, repetition_penalty=1.4, no_repeat_ngram_size=2)]
+         dict(num_beams=2, repetition_penalty=1.4, no_repeat_ngram_size=2),
+         dict(num_beams=3, renormalize_logits=True, encoder_repetition_penalty=1.3, begin_suppress_tokens=[8, 46], exponential_decay_length_penalty=[4, 1.1])]
 
 
 def longer(table, offset):
@@ -111,8 +114,16 @@ def filters():
     (HERE / "filters.json").write_text(json.dumps(FILTERS) + "\n")
 
 
+def fields():
+    """All that a GenerationConfig reads."""
+    names = {name for name in vars(T.GenerationConfig()) if not name.startswith("_")}
+    names |= set(re.findall(r'kwargs.pop\("(\w+)"', inspect.getsource(T.GenerationConfig.__init__)))
+    (HERE / "generation_fields.json").write_text(json.dumps({"transformers": T.__version__, "fields": sorted(names)}, indent=1) + "\n")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     HERE.mkdir(exist_ok=True)
+    fields()
     filters()
     tokens(sys.argv[1:] or NAMES)

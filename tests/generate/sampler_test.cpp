@@ -9,6 +9,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 
 #include "levin/core/error.h"
 #include "levin/io/weights/weights.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin::generate_tests {
@@ -74,27 +76,47 @@ TEST(Sampler, ProbabilitiesAreThoseOfTransformers) {
 /// A mix of settings under their names in transformers.
 GenerateOptions mixed_options(const nlohmann::json& asked) {
   auto options = options_of(asked);
+  options.max_new_tokens = 2;  // STEPS of the script
+  options.min_length = asked.value("min_length", int64_t{0});
+  options.top_h = asked.value("top_h", 0.0);
+  options.epsilon_cutoff = asked.value("epsilon_cutoff", 0.0);
+  options.eta_cutoff = asked.value("eta_cutoff", 0.0);
+  options.encoder_repetition_penalty = asked.value("encoder_repetition_penalty", 1.0);
+  options.encoder_no_repeat_ngram_size = asked.value("encoder_no_repeat_ngram_size", int64_t{0});
+  options.begin_suppress_tokens = asked.value("begin_suppress_tokens", std::vector<int64_t>());
+  options.forced_bos_token_id = asked.value("forced_bos_token_id", int64_t{-1});
+  options.forced_eos_token_id = asked.value("forced_eos_token_id", std::vector<int64_t>());
+  if (const auto decay = asked.find("exponential_decay_length_penalty"); decay != asked.end())
+    options.exponential_decay_length_penalty.emplace(decay->at(0).get<int64_t>(), decay->at(1).get<double>());
+  options.remove_invalid_values = asked.value("remove_invalid_values", false);
+  options.renormalize_logits = asked.value("renormalize_logits", false);
   options.min_new_tokens = asked.value("min_new_tokens", int64_t{0});
   options.suppress_tokens = asked.value("suppress_tokens", std::vector<int64_t>());
   options.eos_token_ids = asked.value("eos_token_id", std::vector<int64_t>());
   options.bad_words = asked.value("bad_words_ids", std::vector<std::vector<int64_t>>());
-  for (const auto& bias : asked.value("sequence_bias", nlohmann::json::array()))
-    options.logit_bias.emplace_back(bias[0][0].get<int64_t>(), bias[1].get<double>());
+  for (const auto& bias : asked.value("sequence_bias", nlohmann::json::array())) {
+    const auto ids = bias[0].get<std::vector<int64_t>>();
+    if (ids.size() == 1)
+      options.logit_bias.emplace_back(ids[0], bias[1].get<double>());
+    else
+      options.sequence_bias.emplace_back(ids, bias[1].get<double>());
+  }
   return options;
 }
 
-// Random mixes over all architectures, what transformers' generate made of them (sampling_settings.py), in one batch.
-TEST(Sampler, MixesOfSettingsGiveTheProbabilitiesOfTransformersGenerate) {
+/// Compares each distribution of a file of mixes with what transformers' generate made of it, all in one batch.
+void compare_mixes(const std::string& kind) {
   const char* named = std::getenv("LEVIN_SETTINGS");
   const auto folder = named ? fs::path(named) : kFixtures;
-  std::ifstream stream(folder / "settings.json");
+  std::ifstream stream(folder / (kind + ".json"));
   const auto mixes = nlohmann::json::parse(stream);
-  const WeightFile file(folder / "settings.safetensors");
+  const WeightFile file(folder / (kind + ".safetensors"));
   std::vector<GenerateOptions> options;
   for (const auto& mix : mixes) options.push_back(mixed_options(mix["settings"]));
   std::vector<SampledRow> rows;
   std::vector<std::string> names;
   for (size_t i = 0; i < options.size(); ++i) {
+    options[i].min_new_tokens = std::min(options[i].min_new_tokens, options[i].max_new_tokens);
     check_options(options[i]);
     SampledRow row(options[i], mixes[i]["prompt"].get<std::vector<int64_t>>(), 0);
     for (const auto& id : mixes[i]["new"]) {
@@ -111,6 +133,56 @@ TEST(Sampler, MixesOfSettingsGiveTheProbabilitiesOfTransformersGenerate) {
     EXPECT_LT(difference[static_cast<int64_t>(i)].item<double>(), 1e-5) << names[i];
   if (named)
     std::cout << names.size() << " distributions differ by at most " << difference.max().item<double>() << "\n";
+}
+
+// Random mixes over all architectures (sampling_settings.py).
+TEST(Sampler, MixesOfSettingsGiveTheProbabilitiesOfTransformersGenerate) {
+  compare_mixes("settings");
+}
+
+TEST(Sampler, MixesOfRulesGiveTheProbabilitiesOfTransformersGenerate) {
+  compare_mixes("rules");
+}
+
+TEST(Sampler, FunctionsOfAProgramSeeTheRowAndChangeItsScores) {
+  GenerateOptions options{.logit_bias = {{2, 1.5}}};
+  std::vector<std::pair<size_t, size_t>> seen;
+  options.on_logits = [&](const Tensor& scores, std::span<const RowTokens> of) {
+    for (const auto& row : of) seen.emplace_back(row.row, row.ids.size());
+    EXPECT_EQ(scores.scalar_type(), at::kFloat);
+    EXPECT_NEAR(scores[0][2].item<double>(), 2.5, 1e-6) << "behind the rules";
+    return scores + 1;
+  };
+  const GenerateOptions plain;
+  GenerateOptions masked;
+  masked.allowed_tokens = [](const RowTokens& row) { return std::vector<int64_t>{row.ids.back(), 3}; };
+  const SampledRow one(options, {1, 2}, 7), other(plain, {1}, 8), third(masked, {0, 1}, 9);
+  const std::vector<const SampledRow*> rows{&one, &other, &third};
+  const auto scores = detail::penalized(at::full({3, 4}, 1.0F), rows);
+  EXPECT_EQ(seen, (std::vector<std::pair<size_t, size_t>>{{7, 2}})) << "rows of other options are none of its matter";
+  EXPECT_TRUE(scores[0].equal(at::tensor({2.0F, 2.0F, 3.5F, 2.0F})));
+  EXPECT_TRUE(scores[1].equal(at::full({4}, 1.0F)));
+  const auto gone = -std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(scores[2].equal(at::tensor({gone, 1.0F, gone, 1.0F})));
+  options.on_logits = [](const Tensor& given, auto) { return given.narrow(1, 0, 2); };
+  EXPECT_NE(testing::error_of([&] {
+              (void)detail::penalized(at::full({3, 4}, 1.0F), rows);
+            }).find("on_logits must return"),
+            std::string::npos);
+}
+
+// A row alone, with logits that are no numbers.
+TEST(Sampler, InvalidLogitsAreAnErrorUnlessTheyAreRemoved) {
+  const auto logits = at::tensor({0.5F, std::numeric_limits<float>::quiet_NaN(), 0.25F}).view({1, 3});
+  GenerateOptions options{.temperature = 0};
+  const SampledRow plain(options, {1}, 0);
+  const std::vector<const SampledRow*> row{&plain};
+  EXPECT_NE(detail::try_sample(logits, row)[0].error.find("not numbers"), std::string::npos);
+  options.remove_invalid_values = true;
+  const auto token = detail::try_sample(logits, row)[0];
+  EXPECT_EQ(token.error, "");
+  EXPECT_EQ(token.id, 0);
+  EXPECT_NEAR(token.logprob, at::log_softmax(at::tensor({0.5F, 0.0F, 0.25F}), 0)[0].item<double>(), 1e-6);
 }
 
 // 20,000 draws behind each set of filters, against the probabilities that transformers' processors gave.

@@ -1,8 +1,9 @@
 """Random mixes of the settings that choose a token, and what `generate` of transformers makes of them.
 
-python tests/generate/sampling_settings.py [--seed 0] [--count 120] [--out FOLDER]
+python tests/generate/sampling_settings.py [--seed 0] [--count 120] [--out FOLDER] [--rules]
   writes settings.json and settings.safetensors: for each mix the prompt, the tokens, and the logits and probabilities of each step. By
-  default those of sampler_test; it reads another folder where LEVIN_SETTINGS names one.
+  default those of sampler_test; it reads another folder where LEVIN_SETTINGS names one. --rules: the rarer settings too, in rules.json
+  and rules.safetensors.
 python tests/generate/sampling_settings.py --levin build/bin/levin [--seed 0] [--count 30] [--draws 20000]
   draws with the program for every architecture, and compares with the probabilities of transformers by a chi-square test.
 """
@@ -35,9 +36,28 @@ def some(draw, most):
     return sorted(draw.sample(range(WORDS), draw.randint(1, most)))
 
 
-def mix(draw, program=False):
+def rules(draw, ids, value):
+    """The settings that few models have."""
+    return {
+        "top_h": lambda: value([0.05, 1.0], lambda: draw.uniform(0.2, 0.9)),
+        "epsilon_cutoff": lambda: value([1e-4, 0.9], lambda: draw.uniform(0.001, 0.05)),
+        "eta_cutoff": lambda: value([1e-4, 0.9], lambda: draw.uniform(0.001, 0.05)),
+        "encoder_repetition_penalty": lambda: value([1.0, 5.0], lambda: draw.uniform(0.5, 2)),
+        "encoder_no_repeat_ngram_size": lambda: draw.randint(1, 3),
+        "min_length": lambda: len(ids) + draw.randint(0, STEPS),
+        "begin_suppress_tokens": lambda: some(draw, 6),
+        "forced_bos_token_id": lambda: draw.randrange(WORDS),
+        "forced_eos_token_id": lambda: some(draw, 3),
+        "exponential_decay_length_penalty": lambda: [draw.randint(0, 1), draw.uniform(1.01, 3)],
+        "remove_invalid_values": lambda: True,
+        "renormalize_logits": lambda: True,
+        "sequence_bias": lambda: [[ids[-draw.randint(1, len(ids)):] + [id] if draw.random() < 0.5 else [id], draw.gauss(0, 2)] for id in some(draw, 6)],
+    }
+
+
+def mix(draw, program=False, rare=False):
     """Each setting is there in one mix of three, and an edge of its range in one of five. With `program`: what the program has flags for."""
-    ids = [draw.randrange(6) for _ in range(draw.randint(1, 10))]
+    ids = [draw.randrange(6) for _ in range(draw.choice([1, 4, 10]) if rare else draw.randint(1, 10))]
 
     def value(edges, between):
         return draw.choice(edges) if draw.random() < 0.2 else between()
@@ -57,7 +77,11 @@ def mix(draw, program=False):
     if not program:
         maker["bad_words_ids"] = lambda: bad_words(draw, ids)
         maker["sequence_bias"] = lambda: [[[id], value([-100.0, 100.0], lambda: draw.gauss(0, 2))] for id in some(draw, 8)]
+    if rare:
+        maker = {**{name: maker[name] for name in ("temperature", "top_k", "repetition_penalty", "suppress_tokens", "eos_token_id")}, **rules(draw, ids, value)}
     settings = {name: make() for name, make in maker.items() if draw.random() < 0.35}
+    if "exponential_decay_length_penalty" in settings or "min_length" in settings:
+        settings.setdefault("eos_token_id", some(draw, 4))
     if "bad_words_ids" in settings and draw.random() < 0.3:  # ends that are forbidden as words
         settings["bad_words_ids"].append(settings.get("eos_token_id", [3])[:1])
     return ids, settings
@@ -90,11 +114,11 @@ def write(args):
     torch.manual_seed(args.seed)
     names, mixes, tensors = decoders(), [], {"logits": [], "probabilities": []}
     while len(mixes) < args.count:
-        ids, settings = mix(draw)
+        ids, settings = mix(draw, rare=args.rules)
         name = names[len(mixes) % len(names)]
         try:
             new, logits, probabilities = distributions(name, ids, settings, draw.choice([1, 4, 16]))
-        except RuntimeError:  # no token is left
+        except (RuntimeError, ValueError):  # no token is left
             continue
         if probabilities.isnan().any():
             continue
@@ -102,8 +126,9 @@ def write(args):
         tensors["logits"].append(logits)
         tensors["probabilities"].append(probabilities)
     args.out.mkdir(parents=True, exist_ok=True)
-    save_file({key: torch.cat(parts) for key, parts in tensors.items()}, args.out / "settings.safetensors")
-    (args.out / "settings.json").write_text("[" + ",\n".join(json.dumps(each) for each in mixes) + "]\n")
+    kind = "rules" if args.rules else "settings"
+    save_file({key: torch.cat(parts) for key, parts in tensors.items()}, args.out / f"{kind}.safetensors")
+    (args.out / f"{kind}.json").write_text("[" + ",\n".join(json.dumps(each) for each in mixes) + "]\n")
     print(f"{len(mixes)} mixes of {len(names)} models, {sum(map(len, tensors['logits']))} distributions")
 
 
@@ -157,6 +182,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int)
     parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    parser.add_argument("--rules", action="store_true", help="the rarer settings too")
     parser.add_argument("--levin", help="draw with this program")
     parser.add_argument("--draws", type=int, default=20000)
     asked = parser.parse_args()

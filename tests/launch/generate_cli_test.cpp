@@ -1,4 +1,5 @@
 // levin generate.
+#include <csignal>
 #include <filesystem>
 #include <sstream>
 
@@ -8,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/files.h"
+#include "levin/testing/eventually.h"
 #include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"
@@ -44,6 +46,10 @@ class GenerateCli : public testing::FolderTest {
     return run_program(words);
   }
   std::string path(const char* name) { return (folder_ / name).string(); }
+  static std::string read_whole_lines(const std::string& file) {
+    const auto text = read_file(file);
+    return text.substr(0, text.rfind('\n') + 1);
+  }
 };
 
 TEST_F(GenerateCli, WritesALineForEachPrompt) {
@@ -190,8 +196,154 @@ TEST_F(GenerateCli, AFileThatCannotBeWholeDoesNotAppear) {
   EXPECT_EQ(ran.status, 1);
   EXPECT_THAT(ran.text(), HasSubstr("error: ["));
   EXPECT_FALSE(fs::exists(path("out.txt")));
+  EXPECT_FALSE(fs::exists(path(".out.txt")));
+}
+
+// Killed at many places of the work, resumed each time: the bytes of a run that nobody disturbed.
+TEST_F(GenerateCli, ResumesAfterAKillWithTheSameBytes) {
+  constexpr int kKills = 6;
+  std::string prompts;
+  for (int i = 0; i < 150; ++i) prompts += fmt::format("w{} w{} w{}\n", i % 47, i * 7 % 49, i % 5);
+  write_file(path("in.txt"), prompts);
+  // Draws of several rows each, in batches that the calls do not divide.
+  const std::vector<std::string> words{folder_.string(),
+                                       path("in.txt"),
+                                       path("out.txt"),
+                                       "24",
+                                       "0.9",
+                                       "--batch",
+                                       "3",
+                                       "--num-return-sequences",
+                                       "2",
+                                       "--seed",
+                                       "5"};
+  const auto with = [&](std::vector<std::string> more) {
+    auto all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  auto whole = with({});
+  whole[2] = path("whole.txt");
+  ASSERT_EQ(run(whole).status, 0);
+  const auto expected = read_file(path("whole.txt"));
+  const auto lines = [&] {
+    const auto text = fs::exists(path("out.txt.part")) ? read_file(path("out.txt.part")) : std::string();
+    return std::ranges::count(text, '\n');
+  };
+  int64_t before = 0;
+  for (int kill = 0; kill < kKills && !fs::exists(path("out.txt")); ++kill) {
+    auto command = with({"--resume"});
+    command.insert(command.begin(), {levin_program(), "generate"});
+    Process process(command);
+    // Some rows further each time, but for the first one: before there is a row.
+    const auto target = before + (kill == 0 ? 0 : 45);
+    ASSERT_TRUE(eventually([&] { return lines() >= target || fs::exists(path("out.txt")); }));
+    process.signal(SIGKILL);
+    process.wait();
+    if (fs::exists(path("out.txt.part"))) EXPECT_TRUE(expected.starts_with(read_whole_lines(path("out.txt.part"))));
+    before = lines();
+  }
+  const auto ended = run(with({"--resume", "--overwrite"}));
+  ASSERT_EQ(ended.status, 0) << ended.text();
+  EXPECT_THAT(ended.text(), HasSubstr("lines are there already"));
+  EXPECT_EQ(read_file(path("out.txt")), expected);
   for (const auto& entry : fs::directory_iterator(folder_))
-    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("out.txt")));
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".part")));
+}
+
+TEST_F(GenerateCli, ResumesOnlyTheRunThatWasInterrupted) {
+  write_file(path("in.txt"), "w1 w2\nw3\n");
+  const std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "4", "0"};
+  const auto with = [&](std::vector<std::string> more) {
+    auto all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  const auto part = path("out.txt.part");
+  write_file(part, "one line\nhalf");
+  EXPECT_THAT(with({}).text(), HasSubstr("--resume continues it, --overwrite begins from the start"));
+  EXPECT_THAT(with({"--resume"}).text(), HasSubstr("which says what run it is of; --overwrite begins from the start"));
+  // The note of a run with these settings, as one that was killed leaves it.
+  const auto note = [&](const std::string& seed, const std::string& prompts) {
+    auto process = Process({levin_program(), "generate", folder_.string(), prompts, path("out.txt"), "400", "1",
+                            "--batch", "1", "--seed", seed, "--overwrite"});
+    EXPECT_TRUE(eventually([&] { return fs::exists(part + ".json") && fs::file_size(part) > 0; }));
+    process.signal(SIGKILL);
+    process.wait();
+  };
+  std::string many;
+  for (int i = 0; i < 2000; ++i) many += "w1 w2\n";
+  write_file(path("many.txt"), many);
+  note("1", path("many.txt"));
+  const auto resumed = [&](const std::string& seed, const std::string& prompts) {
+    const auto ran =
+        run({folder_.string(), prompts, path("out.txt"), "400", "1", "--batch", "1", "--seed", seed, "--resume"});
+    EXPECT_EQ(ran.status, 1);
+    EXPECT_FALSE(fs::exists(path("out.txt")));
+    return ran.text();
+  };
+  EXPECT_THAT(resumed("2", path("many.txt")), HasSubstr("is of a run with another seed (\"1\", now \"2\")"));
+  EXPECT_THAT(resumed("1", path("in.txt")), HasSubstr("is of a run with another INPUT"));
+  EXPECT_THAT(run({folder_.string(), path("in.txt"), "-", "4", "0", "--resume"}).text(),
+              HasSubstr("--resume needs a file as OUTPUT"));
+  // From the start.
+  ASSERT_EQ(with({"--overwrite"}).status, 0);
+  EXPECT_EQ(std::ranges::count(read_file(path("out.txt")), '\n'), 2);
+  EXPECT_FALSE(fs::exists(part));
+}
+
+TEST_F(GenerateCli, StreamsTextsInTheirOrder) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  const auto ran = run({folder_.string(), path("in.txt"), "-", "8", "0", "--stream"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_EQ(ran.out, "w1 w2 w3 w2 w20 w1 w8 w27 w2 w8 w8\n\nw4 w46 w8 w8 w46 w8 w8 w8 w46\n\n");
+  const auto beside = run({folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--stream"});
+  EXPECT_EQ(beside.out, ran.out);
+  EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n");
+}
+
+TEST_F(GenerateCli, AWholeFileIsOnePrompt) {
+  write_file(path("in.txt"), "w1\nw2 w3\n");
+  const auto ran = run({folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--whole-file"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n");
+}
+
+TEST_F(GenerateCli, FlagsOfRulesAreObeyed) {
+  write_file(path("in.jsonl"), "{\"ids\": [1, 2, 3]}\n");
+  const auto ids = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {folder_.string(), path("in.jsonl"), "-", "8", "0", "--json"});
+    const auto ran = run(flags);
+    EXPECT_EQ(ran.status, 0) << ran.text();
+    return nlohmann::json::parse(ran.out)["ids"].get<std::vector<int64_t>>();
+  };
+  const std::vector<int64_t> plain{2, 20, 1, 8, 27, 2, 8, 8};
+  EXPECT_EQ(ids({}), plain);
+  EXPECT_EQ(ids({"--forced-eos-token", "30"}).back(), 30);
+  EXPECT_NE(ids({"--begin-suppress-token", "2"})[0], 2);
+  EXPECT_EQ(ids({"--logit-bias", "40=100"}), std::vector<int64_t>(8, 40));
+  const auto biased = ids({"--sequence-bias", "2,20=-100"});
+  EXPECT_EQ(biased[0], 2);
+  EXPECT_NE(biased[1], 20);
+  EXPECT_EQ(ids({"--sequence-bias", "5,20=-100"}), plain);
+  EXPECT_EQ(ids({"--eos", "20", "--min-length", "6"}).size(), 8u) << "20 comes as the fifth of all";
+  EXPECT_EQ(ids({"--eos", "20"}).size(), 2u);
+  EXPECT_GT(ids({"--encoder-no-repeat-ngram-size", "1"})[0], 3);
+  EXPECT_EQ(ids({"--max-time", "0.000001"}).size(), 1u);
+  write_file(path("generation_config.json"), R"({"suppress_tokens": [2], "top_k": 5, "use_cache": true})");
+  EXPECT_NE(ids({"--generation-config"})[0], 2);
+  EXPECT_EQ(ids({}), plain);
+  write_file(path("generation_config.json"), R"({"penalty_alpha": 0.6})");
+  EXPECT_THAT(run({folder_.string(), path("in.jsonl"), "-", "8", "0", "--json", "--generation-config"}).text(),
+              HasSubstr("penalty_alpha is not supported: there is no contrastive search"));
+  const auto refused = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {folder_.string(), path("in.jsonl"), "-", "8", "0", "--json"});
+    return run(flags).text();
+  };
+  EXPECT_THAT(refused({"--logit-bias", "5"}), HasSubstr("--logit-bias \"5\" is not ID=X"));
+  EXPECT_THAT(refused({"--logit-bias", "5,6=1"}), HasSubstr("--sequence-bias takes them"));
+  EXPECT_THAT(refused({"--sequence-bias", "5,x=1"}), HasSubstr("is not a token id"));
+  EXPECT_THAT(refused({"--exponential-decay", "3"}), HasSubstr("is not N,X"));
 }
 
 TEST_F(GenerateCli, GuessesChangeNoTextAndAreCounted) {

@@ -1,10 +1,17 @@
-#include <gtest/gtest.h>
+#include "levin/nn/torch_linear.h"
+
+#include <ATen/ops/addmm_ops.h>
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include "levin/kernels/played_device.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/operator_counts.h"
+#include "levin/testing/probe.h"
+#include "levin/testing/process.h"
 
 namespace {
 
@@ -45,6 +52,27 @@ TEST(TorchLinear, HasTheGradientsOfTheOperatorWithAndWithoutBias) {
     EXPECT_TRUE(torch::equal(layer->weight.grad(), weight.grad()));
     if (bias) EXPECT_TRUE(torch::equal(layer->bias.grad(), of_bias.grad()));
   }
+}
+
+LEVIN_PROBE(torch_linear_of_libtorch) {
+  EXPECT_FALSE(levin::nn::replaces_torch_linear());
+  levin::nn::hint_at_torch_linear(*torch::nn::Sequential(torch::nn::Linear(8, 4)));
+  levin::nn::hint_at_torch_linear(*torch::nn::Sequential(torch::nn::ReLU()));
+  // It computes as LibTorch does.
+  const levin::Autocast autocast(c10::kCPU, c10::kBFloat16);
+  const OperatorCounts counts;
+  torch::nn::Linear(8, 16)(torch::randn({2, 3, 8}));
+  EXPECT_GT(counts["aten::add_"], 0);
+}
+
+TEST(TorchLinear, IsThatOfLibTorchWhereItIsLinkedFirstAndALineSaysSo) {
+  EXPECT_TRUE(levin::nn::replaces_torch_linear());
+  Dl_info torch{};
+  ASSERT_NE(dladdr(reinterpret_cast<const void*>(&at::_ops::addmm::call), &torch), 0);
+  const auto run = levin::testing::run_program(levin::testing::probe_command("torch_linear_of_libtorch"),
+                                               {std::string("LD_PRELOAD=") + torch.dli_fname});
+  EXPECT_EQ(run.status, 0) << run.text();
+  EXPECT_THAT(run.err, testing::HasSubstr("this program links LibTorch before Levin"));
 }
 
 // An estimate of memory plays the step of the device that it is asked about.

@@ -60,6 +60,15 @@ class CheckFloors(TreeCheck):
         self.assert_breach({"tests/dato/x_test.cpp": ""}, "tests/dato")
         self.assert_breach({"levin/devices/cpu.cpp": ""}, "no tests/devices")
 
+    def test_default_over_an_own_enum(self):
+        of = lambda default, label="Kind::kRed": {"levin/core/s.cpp": "int f(Kind k) {\n  switch (k) {\n    case %s:\n      return 1;\n    default:\n      %s\n  }\n}\n" % (label, default)}
+        self.assert_breach(of("return 2;"), "levin/core/s.cpp:2", "Kind")
+        self.assert_breach(of("break;", "detail::Kind::kRed"), "detail::Kind")
+        self.assert_breach(of("switch (n) { case 1: return 2; default: return 3; }"), "levin/core/s.cpp:2")
+        for fine in (of("throw Error();"), of('levin::detail::fail("no");'), of("return 2;", "at::kFloat"), of("return 2;", "3"),
+                     of("return 2;", "at::DeviceType::CUDA")):
+            self.assertEqual(self.run_on(fine)[0], 0, fine)
+
     def test_unknown_folder(self):
         self.assert_breach({"levin/magic/x.h": ""}, "magic/ is not in the table")
 

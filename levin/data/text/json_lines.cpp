@@ -89,6 +89,7 @@ std::string plain_text(const std::filesystem::path& path) {
   const PlainFile file(path);
   std::string text(file.size(), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
+  check_utf8(text, concat("[data] \"", path.string(), "\""));
   return text;
 }
 

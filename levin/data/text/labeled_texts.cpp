@@ -49,8 +49,13 @@ size_t column_of(const std::vector<std::string>& header, const std::string& name
   if (found != header.end()) return static_cast<size_t>(found - header.begin());
   std::vector<std::string> known;
   for (const auto& each : header) known.push_back(shown(each));
-  detail::fail(
-      detail::concat("[data] \"", path.string(), "\" has no column \"", name, "\"; its columns are ", join(known)));
+  auto line =
+      detail::concat("[data] \"", path.string(), "\" has no column \"", name, "\"; its columns are ", join(known));
+  // A spreadsheet of some countries writes another separator.
+  for (const auto& [separator, word] : {std::pair{';', "semicolons"}, {'\t', "tabs"}, {'|', "bars"}, {',', "commas"}})
+    if (header.size() == 1 && header[0].find(separator) != std::string::npos)
+      line += detail::concat(" (they are separated by ", word, "; a .csv has commas, a .tsv tabs)");
+  detail::fail(line);
 }
 
 std::vector<LabeledText> texts_in_table(const fs::path& path, const LabeledTextOptions& options) {
@@ -63,6 +68,8 @@ std::vector<LabeledText> texts_in_table(const fs::path& path, const LabeledTextO
   const auto text = column_of(header, options.text, path), label = column_of(header, options.label, path);
   std::vector<LabeledText> texts;
   while (rows.next()) {
+    if (valid_utf8_prefix(rows.row()) < rows.row().size())
+      check_utf8_line(rows.row(), detail::concat("[data] ", where()));
     const auto cells = detail::parse_csv_row(rows.row(), separator, where());
     LEVIN_CHECK(cells.size() == header.size(), "[data] ", where(), " has ", cells.size(), " cells, the header ",
                 header.size());

@@ -21,9 +21,11 @@ std::optional<detail::ResampleFilter> filter_of(Interpolation interpolation) {
       return detail::ResampleFilter::kBicubic;
     case Interpolation::kLanczos:
       return detail::ResampleFilter::kLanczos;
-    default:
+    case Interpolation::kNearest:
+    case Interpolation::kNearestExact:
       return std::nullopt;
   }
+  return std::nullopt;
 }
 
 Tensor resize_bytes(const Tensor& image, int64_t height, int64_t width, Interpolation interpolation) {
@@ -54,11 +56,14 @@ Tensor resize_float(const Tensor& image, int64_t height, int64_t width, Interpol
     case Interpolation::kBicubic:
       return (antialias ? at::_upsample_bicubic2d_aa(batch, size, false) : at::upsample_bicubic2d(batch, size, false))
           .squeeze(0);
-    default:
-      levin::detail::fail(
-          "[transforms.resize] box, hamming and lanczos are for images of uint8; others know nearest, nearest-exact, "
-          "bilinear and bicubic");
+    case Interpolation::kBox:
+    case Interpolation::kHamming:
+    case Interpolation::kLanczos:
+      break;
   }
+  levin::detail::fail(
+      "[transforms.resize] box, hamming and lanczos are for images of uint8; others know nearest, nearest-exact, "
+      "bilinear and bicubic");
 }
 
 }  // namespace

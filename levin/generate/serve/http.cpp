@@ -13,10 +13,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/status.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <fmt/format.h>
 #include <poll.h>
@@ -33,12 +31,11 @@ namespace {
 namespace asio = boost::asio;
 namespace http = boost::beast::http;
 using asio::ip::tcp;
-using boost::beast::iequals;
 using Failure = boost::system::error_code;
 
 constexpr size_t kWorkers = 8;
 constexpr size_t kReadBytes = 16384;
-constexpr size_t kHeaderBytes = 65536, kTargetBytes = 8192, kHeaders = 64;
+constexpr size_t kHeaderBytes = 65536;
 /// Bytes of the requests behind the one that is served, at most; more are read when it is answered.
 constexpr size_t kAhead = 65536;
 /// A client that is still writing when it has been refused is heard out this long, or it would not read why.
@@ -47,8 +44,6 @@ constexpr std::chrono::milliseconds kLinger{3000};
 constexpr std::chrono::milliseconds kLastBytes{1000};
 /// Connections beyond the limits that are being told so; further ones are closed.
 constexpr size_t kTurnedAway = 1024;
-/// What every answer begins with: it may be sent before the answer is known.
-constexpr std::string_view kAnswerBegins = "HTTP/1.1 ";
 
 }  // namespace
 
@@ -145,7 +140,6 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void on_eof();
   void parse();
   bool on_header();
-  bool refuse_header(const http::request_header<>& header);
   void on_request();
   void malformed(Failure failure);
   void refuse(int status) {
@@ -178,7 +172,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   HttpRequest request_;
   std::shared_ptr<Exchange> exchange_;
   std::function<void()> left_;
-  /// Of the answer under way.
+  /// State of the answer under way.
   bool has_head_ = false, is_chunked_ = false, is_done_ = false;
   /// Bytes of kAnswerBegins that were sent before the rest was known.
   size_t begun_ = 0;
@@ -340,50 +334,18 @@ void Connection::malformed(Failure failure) {
   refuse(400);
 }
 
-/// What HTTP itself refuses; false where it does not.
-bool Connection::refuse_header(const http::request_header<>& header) {
-  const auto version = header.version();
-  if (version != 10 && version != 11) return refuse(505), true;
-  if (header.target().size() > kTargetBytes) return refuse(414), true;
-  if (static_cast<size_t>(std::distance(header.begin(), header.end())) > kHeaders) return refuse(431), true;
-  const auto hosts = header.count(http::field::host);
-  // Without Host a request could be for anybody (RFC 9112, 3.2).
-  if (hosts > 1 || (hosts == 0 && version == 11)) return refuse(400), true;
-  const auto encodings = header.count(http::field::transfer_encoding);
-  if (encodings > 1 || (encodings == 1 && !iequals(header[http::field::transfer_encoding], "chunked")))
-    return refuse(400), true;
-  if (encodings > 0 && version == 10) return refuse(400), true;
-  const auto content = header[http::field::content_encoding];
-  if (!content.empty() && !iequals(content, "identity")) return refuse(415), true;
-  const auto expected = header[http::field::expect];
-  if (!expected.empty() && !iequals(expected, "100-continue")) return refuse(417), true;
-  return false;
-}
-
 /// Whether the body is to be read; else the request is answered.
 bool Connection::on_header() {
   const auto& header = parser_->get().base();
-  const auto text = [&](http::field name) { return std::string(header[name]); };
-  request_ = {.method = std::string(header.method_string()),
-              .path = {},
-              .authorization = text(http::field::authorization),
-              .api_key = std::string(header["x-api-key"]),
-              .host = text(http::field::host),
-              .origin = text(http::field::origin),
-              .body = {}};
-  auto target = std::string(header.target());
-  // The absolute form, as to a proxy: its host counts (RFC 9112, 3.2.2).
-  if (const auto scheme = target.find("://"); scheme != target.npos && target[0] != '/') {
-    const auto slash = target.find('/', scheme + 3);
-    request_.host = target.substr(scheme + 3, slash == target.npos ? slash : slash - scheme - 3);
-    target = slash == target.npos ? "/" : target.substr(slash);
-  }
-  const auto path = path_of(target);
-  request_.path = path.value_or(target);
+  HttpHead head{.method = std::string(header.method_string()),
+                .target = std::string(header.target()),
+                .version = static_cast<int>(header.version())};
+  for (const auto& field : header)
+    if (head.fields.size() <= kMostFields) head.fields.emplace_back(field.name_string(), field.value());
+  request_ = request_of(head);
   is_kept_ = is_kept_ && parser_->keep_alive();
   const bool has_body = !parser_->is_done();
-  if (refuse_header(header)) return false;
-  if (!path) return refuse(400), false;
+  if (const auto status = refused_status(head)) return refuse(*status), false;
   const auto early = [&](HttpResponse response) {
     if (has_body) is_kept_ = false;
     respond(std::move(response));
@@ -399,7 +361,7 @@ bool Connection::on_header() {
     refused.headers.emplace_back("Allow", allowed);
     return early(std::move(refused));
   }
-  if (has_body && header.count(http::field::expect) > 0 && header.version() == 11) {
+  if (has_body && head.count("Expect") > 0 && head.version == 11) {
     out_ += "HTTP/1.1 100 Continue\r\n\r\n";
     flush();
   }
@@ -424,19 +386,9 @@ void Connection::on_request() {
 }
 
 void Connection::append_head(const HttpResponse& response, const std::string& framing) {
-  const auto status = static_cast<unsigned>(response.status);
-  std::string head = fmt::format("{}{} {}\r\n", kAnswerBegins, status,
-                                 std::string(http::obsolete_reason(static_cast<http::status>(status))));
-  head += fmt::format("Date: {}\r\n", http_date());
-  if (response.status != 204) head += fmt::format("Content-Type: {}\r\n", response.content_type);
-  head += framing;
-  for (const auto& [name, value] : response.headers) head += fmt::format("{}: {}\r\n", name, value);
-  if (!is_kept_)
-    head += "Connection: close\r\n";
-  else if (parser_ && parser_->get().version() == 10)
-    head += "Connection: keep-alive\r\n";
+  const bool is_old = parser_ && parser_->get().version() == 10;
+  const auto head = answer_head(response, framing, !is_kept_ ? "close" : is_old ? "keep-alive" : "");
   out_ += std::string_view(head).substr(begun_);
-  out_ += "\r\n";
   has_head_ = true;
 }
 

@@ -16,16 +16,16 @@ namespace levin::serve {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  /// 0: any that is free.
+  /// Port that is listened on; 0: any that is free.
   int port = 8000;
   /// Connections that are served at once; as many more wait, further ones get a 503.
   size_t max_connections = 256;
   size_t max_body_bytes = size_t{4} << 20;
-  /// For a whole request, header and body, from its first byte.
+  /// Time of a whole request, header and body, from its first byte.
   std::chrono::milliseconds read_timeout = std::chrono::seconds(30);
-  /// For a client that takes nothing.
+  /// Time in which a client must take something.
   std::chrono::milliseconds write_timeout = std::chrono::seconds(30);
-  /// Between two requests of a connection.
+  /// Time between two requests of a connection.
   std::chrono::milliseconds idle_timeout = std::chrono::seconds(10);
 };
 
@@ -45,20 +45,21 @@ class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
 
-  /// Once: the whole answer.
+  /// Sends the whole answer, once.
   virtual void answer(HttpResponse response) = 0;
-  /// Instead: the head of an answer (`body` is not sent), then its body in parts.
+  /// Sends the head of an answer (`body` is not sent), whose body then comes in parts.
   virtual void begin(HttpResponse head) = 0;
   virtual void write(std::string part) = 0;
   virtual void end() = 0;
-  /// Called once in the thread of connections where the client leaves before all is sent; at once if it has left.
+  /// Calls `left` once, in the thread of connections, where the client leaves before all is sent; at once if it has
+  /// left.
   virtual void when_left(std::function<void()> left) = 0;
 };
 
 struct HttpHandlers {
-  /// Before the body of a request is read: what refuses it, or nothing.
+  /// Refuses a request before its body is read, or gives nothing.
   std::function<std::optional<HttpResponse>(const HttpRequest&)> admit;
-  /// In the thread of connections: answers now, or later from another thread.
+  /// Answers in the thread of connections, or later from another thread.
   std::function<void(const HttpRequest&, const std::shared_ptr<HttpExchange>&)> serve;
   /// The answer for a status that HTTP itself gives: 400, 404, 405, 408, 413, 414, 415, 417, 431, 500, 503, 505.
   std::function<HttpResponse(const HttpRequest&, int status)> refuse;

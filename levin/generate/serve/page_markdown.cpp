@@ -100,7 +100,8 @@ function list(into, lines, begin, depth) {
   return i;
 }
 function cells(line) {
-  return line.trim().replace(/^\||\|$/g, '').split('|').map(cell => cell.trim());
+  const all = line.trim().replace(/^\||(?<!\\)\|$/g, '').split(/(?<!\\)\|/);
+  return all.map(cell => cell.trim().replaceAll('\\|', '|'));
 }
 function table(into, lines, begin) {
   const made = element('table'), sides = cells(lines[begin + 1]);
@@ -108,7 +109,7 @@ function table(into, lines, begin) {
     const one = where.appendChild(element('tr')), all = cells(line);
     sides.forEach((side, k) => {
       const cell = one.appendChild(element(name));
-      if (/^-+:$/.test(side)) cell.className = 'right';
+      if (/-:$/.test(side)) cell.className = side[0] === ':' ? 'center' : 'right';
       inline(cell, all[k] || '');
     });
   };
@@ -173,18 +174,19 @@ class GrowingText {
     this.show();
     this.ended = true;
   }
-  // Behind the last empty line that is not within a fence.
+  // Behind the last empty line that is not within a fence, and before a line that continues no list.
   settled() {
-    let mark = '', at = this.done, safe = this.done;
+    let mark = '', at = this.done, safe = this.done, empty = false;
     for (;;) {
       const end = this.text.indexOf('\n', at);
+      const line = this.text.slice(at, end < 0 ? undefined : end);
+      if (empty && /^\S/.test(line) && (end >= 0 || line.length > 10) && !item.test(line)) safe = at;
       if (end < 0) return safe;
-      const line = this.text.slice(at, end);
       const found = fence.exec(line);
       if (!mark && found) mark = found[1];
       else if (mark && line.trim().startsWith(mark) && line.trim().split('').every(c => c === mark[0])) mark = '';
+      empty = !mark && blank.test(line);
       at = end + 1;
-      if (!mark && blank.test(line)) safe = at;
     }
   }
   show() {

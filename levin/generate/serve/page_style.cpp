@@ -58,7 +58,8 @@ main { min-height: 0; display: flex; flex-direction: column; }
 .text h4 { font-size: 18px; }
 .text :is(h5, h6) { font-size: 16px; }
 .text :is(ul, ol) { padding-left: 24px; }
-.text li > * { margin-bottom: 4px; }
+.text li > :is(p, ul, ol, .wide) { margin: 0 0 4px; }
+.text li > :is(pre, .wide) { margin: 4px 0 8px; }
 .text pre { position: relative; white-space: pre; overflow-x: auto; padding: 12px 14px; background: var(--soft); border: 1px solid var(--line);
   border-radius: 12px; font-size: 14px; line-height: 1.5; }
 .text pre[data-language]::before { content: attr(data-language); float: right; margin-left: 12px; font-size: 12px; color: var(--muted); }
@@ -72,6 +73,7 @@ main { min-height: 0; display: flex; flex-direction: column; }
 .text :is(th, td) { border: 1px solid var(--line); padding: 5px 10px; text-align: left; vertical-align: top; }
 .text th { background: var(--soft); font-weight: 600; }
 .text .right { text-align: right; }
+.text .center { text-align: center; }
 .text > :last-child > :last-child { margin-bottom: 0; }
 .turn.user .text { align-self: flex-end; background: var(--bubble); padding: 9px 15px; border-radius: 18px 18px 4px 18px; max-width: 85%; }
 .turn .meta { margin-top: 6px; font-size: 13px; color: var(--muted); font-variant-numeric: tabular-nums; }

@@ -25,7 +25,7 @@ HttpResponse error_response(const ApiError& error);
 
 class Reply : public Generation, public std::enable_shared_from_this<Reply> {
  public:
-  /// In a worker, behind ModelThread::begin(): the client is answered from now on.
+  /// Answers the client from now on; in a worker, behind ModelThread::begin().
   void open();
   void advance() final;
 
@@ -33,9 +33,9 @@ class Reply : public Generation, public std::enable_shared_from_this<Reply> {
   Reply(const ReplyContext& context, std::string path, std::shared_ptr<HttpExchange> exchange, size_t sequences,
         bool streamed);
 
-  /// In the thread of connections. Whether all is told.
+  /// Tells what is new, in the thread of connections. Whether all is told.
   virtual bool tell() = 0;
-  /// In a worker: the body of an answer that is not streamed.
+  /// The body of an answer that is not streamed; in a worker.
   virtual std::string body() = 0;
   /// Sends the whole answer from a worker, or why there is none.
   void answer_whole();
@@ -58,7 +58,7 @@ class TextReply final : public Reply {
   TextReply(const ReplyContext& context, std::string path, std::shared_ptr<HttpExchange> exchange,
             const GenerationRequest& request);
 
-  /// In place of open(), where the model is not asked for anything.
+  /// Answers where the model is not asked for anything, in place of open().
   void answer_without_model();
 
  private:

@@ -113,6 +113,11 @@ class Fields {
     if (value && !(value->is_structured() && value->empty()) && *value != false && *value != "")
       refuse(name, fmt::format("'{}' is not supported: {}", name, why));
   }
+  /// The same where only one value asks for nothing.
+  void refuse_unless(const char* name, const json& harmless, const char* why) const {
+    const auto* value = find(name);
+    if (value && *value != harmless) refuse(name, fmt::format("'{}' is not supported: {}", name, why));
+  }
 
  private:
   json object_;
@@ -317,14 +322,23 @@ void check_sequences(const GenerationRequest& request, const ServedModel& model)
 /// What would change the text and is not there, in completions and chats alike.
 void refuse_unsupported(const Fields& fields) {
   constexpr const char* kFree = "the model writes freely here; no grammar holds it.";
-  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
+  for (const char* name :
+       {"guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema"})
     fields.refuse_unless_empty(name, kFree);
+  // An empty schema asks for any JSON.
+  fields.refuse_unless("guided_json", nullptr, kFree);
   if (const auto* format = fields.find("response_format"))
     if (!format->is_object() || format->value("type", json()) != "text")
       refuse("response_format", "'response_format' supports {\"type\": \"text\"} only.");
   fields.refuse_unless_empty("use_beam_search", "requests are sampled.");
   fields.refuse_unless_empty("allowed_token_ids", "use 'logit_bias'.");
   fields.refuse_unless_empty("truncate_prompt_tokens", "prompts are taken whole or refused.");
+  fields.refuse_unless_empty("logits_processors", "use 'logit_bias'.");
+  fields.refuse_unless_empty("prompt_logprobs", "use 'echo' with 'logprobs' of /v1/completions.");
+  fields.refuse_unless("num_beams", 1, "requests are sampled.");
+  fields.refuse_unless("do_sample", true, "use 'temperature' 0.");
+  fields.refuse_unless("skip_special_tokens", true, "texts have no special tokens.");
+  fields.refuse_unless("include_stop_str_in_output", false, "texts end before what stops them.");
 }
 
 /// Tools that must not be used ask for nothing; a call that must come cannot.
@@ -427,6 +441,7 @@ GenerationRequest completion_request(std::string_view body, const ServedModel& m
   check_model(fields, model);
   fields.refuse_unless_empty("suffix", "text cannot be filled in before a suffix.");
   refuse_unsupported(fields);
+  fields.refuse_unless("add_special_tokens", true, "give the prompt as token ids.");
   GenerationRequest request;
   read_common(fields, model, request);
   if (fields.integer("best_of", request.options.num_return_sequences, 1, INT32_MAX) !=
@@ -451,6 +466,9 @@ GenerationRequest chat_request(std::string_view body, const ServedModel& model) 
   refuse_tools(fields);
   refuse_modalities(fields);
   refuse_unsupported(fields);
+  fields.refuse_unless("add_special_tokens", false, "the chat template writes them.");
+  fields.refuse_unless("echo", false, "it is a field of /v1/completions.");
+  fields.refuse_unless_empty("suffix", "it is a field of /v1/completions.");
   fields.refuse_unless_empty("chat_template", "chats go by the template of the model folder.");
   fields.refuse_unless_empty("documents", "pass them as 'documents' in 'chat_template_kwargs'.");
   fields.refuse_unless_empty("continue_final_message", "use /v1/completions to continue a text.");

@@ -37,7 +37,7 @@ namespace {
 using ServeClock = std::chrono::steady_clock;
 /// How long /health waits for the model to come back from a pass.
 constexpr std::chrono::milliseconds kHealthTime{4500}, kHealthRound{10};
-/// For answers to be sent before connections are cut.
+/// Time for answers to be sent before connections are cut.
 constexpr std::chrono::seconds kLastWords{2};
 
 const std::vector<std::pair<std::string, std::string>> kRoutes{{"POST", "/v1/completions"},
@@ -189,7 +189,7 @@ struct Server::State {
     return path.filename().empty() ? "model" : path.filename().string();
   }
 
-  /// Before a body is read.
+  /// Refuses a request before its body is read.
   std::optional<HttpResponse> admit(const HttpRequest& request) {
     try {
       check_origin(request);
@@ -328,7 +328,7 @@ struct Server::State {
     return page_response(serve::page_html(), "text/html; charset=utf-8");
   }
 
-  /// Fine when the model comes back from what it is doing now.
+  /// Answers /health: fine when the model comes back from what it is doing now.
   void tell_health(const std::shared_ptr<HttpExchange>& exchange) {
     watch_model(exchange, thread->heartbeat(), ServeClock::now());
   }

@@ -278,9 +278,16 @@ std::optional<std::string> plain_text(const Value& value) {
     case Kind::text:
     case Kind::bytes:
       return shown(value.text());
-    default:
+    case Kind::big_integer:
+    case Kind::list:
+    case Kind::tuple:
+    case Kind::set:
+    case Kind::dict:
+    case Kind::global:
+    case Kind::object:
       return std::nullopt;
   }
+  return std::nullopt;
 }
 
 void NamespaceObject::build(const Value& state) {

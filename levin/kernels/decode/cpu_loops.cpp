@@ -11,6 +11,7 @@
 #include <cpuid.h>
 #endif
 
+#include "levin/core/error.h"
 #include "levin/kernels/fused_step/adam_convert.h"
 
 #define LEVIN_INLINE inline __attribute__((always_inline))
@@ -370,8 +371,10 @@ LEVIN_INLINE void attend_any(const AttendHead& job) {
       return attend_typed<typename Floats<W>::BFloat16, W>(job);
     case LoopNumber::kHalf:
       return attend_typed<typename Floats<W>::Half, W>(job);
-    default:
+    case LoopNumber::kFloat:
       return attend_typed<float, W>(job);
+    case LoopNumber::kInt8:
+      levin::detail::fail("[decode_attention] keys of int8 come with scales, which these loops do not read");
   }
 }
 

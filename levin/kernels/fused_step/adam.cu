@@ -144,8 +144,10 @@ int launch(const NumberTable& table, const AdamNumbers& numbers, const AdamNumbe
     case NumberType::kBFloat16:
       adam_uniform_kernel<Step, __nv_bfloat16><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
       break;
-    default:
+    case NumberType::kNone:
+    case NumberType::kDouble:
       adam_kernel<T, Step><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
+      break;
   }
   return static_cast<int>(cudaGetLastError());
 }

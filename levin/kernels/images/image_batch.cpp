@@ -192,9 +192,12 @@ Tensor normalize_images(const Tensor& images, const NormalizeImages& options,
     case detail::NumberType::kHalf:
       normalize_cpu<at::Half>(launch, placements);
       break;
-    default:  // kBFloat16
+    case detail::NumberType::kBFloat16:
       normalize_cpu<at::BFloat16>(launch, placements);
       break;
+    case detail::NumberType::kNone:
+    case detail::NumberType::kDouble:
+      levin::detail::fail("[normalize_images] pixels are float, half or bfloat16");
   }
   return out;
 }

@@ -120,8 +120,10 @@ cudaDataType_t data_type(const Tensor& x) {
       return CUDA_R_8F_E4M3;
     case at::kFloat8_e5m2:
       return CUDA_R_8F_E5M2;
-    default:
+    case at::kBFloat16:
       return CUDA_R_16BF;
+    default:
+      levin::detail::fail(levin::detail::concat("[matmul] ", x.scalar_type(), " is not known to cuBLAS"));
   }
 }
 

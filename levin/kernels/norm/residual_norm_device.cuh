@@ -124,7 +124,8 @@ bool with_norm_types(NumberType stream, NumberType branch, NumberType output, F&
     case NumberType::kBFloat16:
       f(bfloat, bfloat, bfloat);
       return true;
-    default:
+    case NumberType::kNone:
+    case NumberType::kFloat:
       break;
   }
   if (output == NumberType::kFloat) {

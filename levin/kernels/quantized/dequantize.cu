@@ -102,9 +102,11 @@ int launch_dequantize(const PackedMatrix& matrix, void* to, NumberType type, CUs
       return launch_to(matrix, static_cast<__half*>(to), stream);
     case NumberType::kBFloat16:
       return launch_to(matrix, static_cast<__nv_bfloat16*>(to), stream);
-    default:
-      return cudaErrorInvalidValue;
+    case NumberType::kNone:
+    case NumberType::kDouble:
+      break;
   }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace levin::kernels::detail

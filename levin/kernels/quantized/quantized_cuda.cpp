@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include <ATen/Functions.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -61,14 +62,13 @@ Tensor packed_rows(const Tensor& given) {
   return is_pack_aligned(x.const_data_ptr()) ? x : x.clone();
 }
 
-/// `Product` (SkinnyLinear, TileLinear) with a matrix, in one launch.
+/// A product with a matrix, in one launch. `product` has what only its own kernel asks for.
 template <class Product>
 Tensor product_of(const Tensor& given, const PackedMatrix& matrix, const Tensor& bias,
-                  int (*launch)(const Product&, CUstream_st*)) {
+                  int (*launch)(const Product&, CUstream_st*), Product product = {}) {
   const c10::cuda::CUDAGuard guard(given.device());
   const auto x = packed_rows(given);
   auto result = at::empty({x.size(0), matrix.rows}, x.options());
-  Product product;
   product.matrix = matrix;
   product.x = x.const_data_ptr(), product.y = result.mutable_data_ptr();
   const auto added = bias.defined() ? bias.contiguous() : bias;
@@ -94,7 +94,9 @@ Tensor skinny_linear_cuda(const Tensor& x, const Tensor& weight, const Tensor& b
 }
 
 Tensor tile_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias) {
-  return product_of(x, matrix_on_device(weight), bias, launch_tile_linear);
+  TileLinear product;
+  product.processors = at::cuda::getDeviceProperties(x.device().index())->multiProcessorCount;
+  return product_of(x, matrix_on_device(weight), bias, launch_tile_linear, product);
 }
 
 }  // namespace levin::kernels::detail

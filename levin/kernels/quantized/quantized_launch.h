@@ -67,12 +67,9 @@ inline constexpr int64_t kSkinnyColumns = 32;
 int launch_dequantize(const PackedMatrix& matrix, void* to, NumberType type, CUstream_st* stream);
 
 /// y [m, rows] = x [m, columns] times the transposed matrix, plus a bias of [rows] or none; all of `type`, kHalf or
-/// kBFloat16, m up to kSkinnyRows. Columns are a multiple of kPackedGroup (kPlain: of 32), pointers of 16 bytes; groups
-/// are kPackedGroup times a power of two.
-///
-/// What follows the product is part of it:
-///     y = residual + activation(x W^T + bias), or residual + silu(x W^T + bias) * (x U^T + up_bias)
-struct SkinnyLinear {
+/// kBFloat16. Columns are a multiple of kPackedGroup (kPlain: of 32), pointers of 16 bytes; groups are kPackedGroup
+/// times a power of two.
+struct PackedLinear {
   PackedMatrix matrix;
   const void* x = nullptr;
   const void* bias = nullptr;
@@ -83,7 +80,11 @@ struct SkinnyLinear {
   bool early_matrix = false;
   /// Set by the launch: a group is kPackedGroup << group_shift.
   int group_shift = 0;
+};
 
+/// A product of m up to kSkinnyRows. What follows it is part of it:
+///     y = residual + activation(x W^T + bias), or residual + silu(x W^T + bias) * (x U^T + up_bias)
+struct SkinnyLinear : PackedLinear {
   /// Of kGatedSilu: U, of the sizes and the format of `matrix`.
   PackedMatrix up;
   const void* up_bias = nullptr;
@@ -108,19 +109,11 @@ constexpr int64_t squares_of(int64_t rows) {
 }
 int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream);
 
-/// y [m, rows] = x [m, columns] times the transposed matrix, plus a bias of [rows] or none, for more rows than the
-/// skinny product takes; formats but kPlain. Otherwise as there. A row of y does not depend on how many there are.
-struct TileLinear {
-  PackedMatrix matrix;
-  const void* x = nullptr;
-  const void* bias = nullptr;
-  void* y = nullptr;
-  int64_t m = 0;
-  NumberType type = NumberType::kHalf;
-  /// Nothing that is still running writes the matrix.
-  bool early_matrix = false;
-  /// Set by the launch: a group is kPackedGroup << group_shift.
-  int group_shift = 0;
+/// A product of more rows than the skinny one takes; formats but kPlain. A row of y does not depend on how many there
+/// are.
+struct TileLinear : PackedLinear {
+  /// Of the device: as many blocks as they take are at work at once.
+  int processors = 0;
 };
 int launch_tile_linear(const TileLinear& product, CUstream_st* stream);
 

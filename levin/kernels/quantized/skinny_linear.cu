@@ -9,6 +9,7 @@
 #include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/early_start.cuh"
 #include "levin/kernels/packs.cuh"
+#include "levin/kernels/quantized/packed_dispatch.cuh"
 #include "levin/kernels/quantized/skinny_tiles.cuh"
 
 namespace levin::kernels::detail {
@@ -314,31 +315,12 @@ int launch_of(const SkinnyLinear& p, CUstream_st* stream) {
   return gated ? launch_rows<format, T, false, true>(p, stream) : launch_rows<format, T, false, false>(p, stream);
 }
 
-template <class T>
-int launch_in(const SkinnyLinear& p, CUstream_st* stream) {
-  switch (p.matrix.format) {
-    case WeightFormat::kPlain:
-      return launch_of<WeightFormat::kPlain, T>(p, stream);
-    case WeightFormat::kInt8:
-      return launch_of<WeightFormat::kInt8, T>(p, stream);
-    case WeightFormat::kFp8:
-      return launch_of<WeightFormat::kFp8, T>(p, stream);
-    case WeightFormat::kInt4:
-      return launch_of<WeightFormat::kInt4, T>(p, stream);
-    case WeightFormat::kNf4:
-      return launch_of<WeightFormat::kNf4, T>(p, stream);
-  }
-  return cudaErrorInvalidValue;
-}
-
 }  // namespace
 
-int launch_skinny_linear(const SkinnyLinear& given, CUstream_st* stream) {
-  if (given.m == 0 || given.matrix.rows == 0) return cudaSuccess;
-  auto product = given;
-  while ((kPackedGroup << product.group_shift) < product.matrix.group) ++product.group_shift;
-  return product.type == NumberType::kHalf ? launch_in<__half>(product, stream)
-                                           : launch_in<__nv_bfloat16>(product, stream);
+int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream) {
+  return launch_packed(product, [&](const SkinnyLinear& p, auto format, auto number) {
+    return launch_of<decltype(format)::value, decltype(number)>(p, stream);
+  });
 }
 
 }  // namespace levin::kernels::detail

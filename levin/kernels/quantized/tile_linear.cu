@@ -12,6 +12,7 @@
 
 #include "levin/kernels/cluster.cuh"
 #include "levin/kernels/early_start.cuh"
+#include "levin/kernels/quantized/packed_dispatch.cuh"
 #include "levin/kernels/quantized/skinny_tiles.cuh"
 
 namespace levin::kernels::detail {
@@ -283,15 +284,14 @@ __global__ void __launch_bounds__(Stage<format, kXRows>::kThreads, Stage<format,
   if (blocks > 1) sync_blocks(blocks);  // until nobody reads here any more
 }
 
-/// Blocks that share the columns of a row: as few as keep all multiprocessors busy. The same for any number of rows of
-/// x, so that the order of sums is.
-unsigned sharing_blocks(int64_t rows, int64_t chunks) {
+/// Blocks that share the columns of a row: as few as keep all multiprocessors busy, each of which has room for two. The
+/// same for any number of rows of x, so that the order of sums is.
+unsigned sharing_blocks(int64_t rows, int64_t chunks, int64_t processors) {
   if (!can_start_early()) return 1;
-  const int64_t row_blocks = (rows + 127) / 128;
-  constexpr int64_t kPlaces = 2 * 132;  // of a Hopper
+  const int64_t row_blocks = (rows + 127) / 128, places = 2 * processors;
   unsigned best = 1;
   for (unsigned blocks = 2; blocks <= 8 && chunks >= 3 * static_cast<int64_t>(blocks); blocks *= 2) {
-    const auto waves = [&](unsigned n) { return (row_blocks * n + kPlaces - 1) / kPlaces; };
+    const auto waves = [&](unsigned n) { return (row_blocks * n + places - 1) / places; };
     if (waves(blocks) * best < waves(best) * blocks) best = blocks;
   }
   return best;
@@ -305,7 +305,8 @@ int launch_with(const TileLinear& p, CUstream_st* stream) {
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(S::kSharedBytes)))
     return error;
   const auto row_blocks = (p.matrix.rows + S::kBlockRows - 1) / S::kBlockRows;
-  const auto blocks = sharing_blocks(p.matrix.rows, (p.matrix.columns + kStageColumns - 1) / kStageColumns);
+  const auto chunks = (p.matrix.columns + kStageColumns - 1) / kStageColumns;
+  const auto blocks = sharing_blocks(p.matrix.rows, chunks, p.processors);
   const dim3 grid(blocks, static_cast<unsigned>((p.m + kXRows - 1) / kXRows), static_cast<unsigned>(row_blocks));
   return launch_early(kernel, {.grid = grid, .block = S::kThreads, .shared_bytes = S::kSharedBytes, .cluster = blocks},
                       stream, p);
@@ -318,31 +319,15 @@ int launch_of(const TileLinear& p, CUstream_st* stream) {
   return launch_with<format, T, 64>(p, stream);
 }
 
-template <class T>
-int launch_in(const TileLinear& p, CUstream_st* stream) {
-  switch (p.matrix.format) {
-    case WeightFormat::kInt8:
-      return launch_of<WeightFormat::kInt8, T>(p, stream);
-    case WeightFormat::kFp8:
-      return launch_of<WeightFormat::kFp8, T>(p, stream);
-    case WeightFormat::kInt4:
-      return launch_of<WeightFormat::kInt4, T>(p, stream);
-    case WeightFormat::kNf4:
-      return launch_of<WeightFormat::kNf4, T>(p, stream);
-    case WeightFormat::kPlain:
-      break;  // cuBLAS has these
-  }
-  return cudaErrorInvalidValue;
-}
-
 }  // namespace
 
-int launch_tile_linear(const TileLinear& given, CUstream_st* stream) {
-  if (given.m == 0 || given.matrix.rows == 0) return cudaSuccess;
-  auto product = given;
-  while ((kPackedGroup << product.group_shift) < product.matrix.group) ++product.group_shift;
-  return product.type == NumberType::kHalf ? launch_in<__half>(product, stream)
-                                           : launch_in<__nv_bfloat16>(product, stream);
+int launch_tile_linear(const TileLinear& product, CUstream_st* stream) {
+  return launch_packed(product, [&](const TileLinear& p, auto format, auto number) -> int {
+    if constexpr (decltype(format)::value == WeightFormat::kPlain)
+      return cudaErrorInvalidValue;  // cuBLAS has these
+    else
+      return launch_of<decltype(format)::value, decltype(number)>(p, stream);
+  });
 }
 
 }  // namespace levin::kernels::detail

@@ -99,9 +99,10 @@ struct ExchangeParts : torch::autograd::Function<ExchangeParts> {
         return own_part(x, dim, *ranks);
       case Exchange::kRegion:
         return gather_now(x, dim, *ranks);
-      default:
+      case Exchange::kSumPart:
         return sum_part_now(x, dim, *ranks);
     }
+    return {};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -117,8 +118,10 @@ struct ExchangeParts : torch::autograd::Function<ExchangeParts> {
       case Exchange::kRegion:
         result[0] = sum_part_now(grads[0], dim, *ranks);
         break;
-      default:
+      case Exchange::kPart:
+      case Exchange::kSumPart:
         result[0] = gather_now(grads[0], dim, *ranks);
+        break;
     }
     return result;
   }

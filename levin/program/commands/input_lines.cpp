@@ -3,13 +3,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/text/unicode/unicode.h"
 
 namespace levin::cli {
 namespace {
@@ -34,12 +34,22 @@ void read_input_lines(const std::string& command, const std::string& file,
   while (std::getline(source, line)) {
     if (line.ends_with('\r')) line.pop_back();
     const auto where = fmt::format("[{}] {}:{}", command, file, ++number);
-    const auto valid = text::valid_utf8_prefix(line);
-    LEVIN_CHECK(valid == line.size(), where, " is not UTF-8 (byte ", valid + 1,
-                " of the line); convert it, for example by ", "iconv -f LATIN1 -t UTF-8");
+    check_utf8_line(line, where);
     take(line, where);
   }
   LEVIN_CHECK(number > 0, "[", command, "] \"", file, "\" has no lines");
+}
+
+std::string whole_input(const std::string& command, const std::string& file) {
+  std::ifstream stream;
+  if (file != "-") {
+    stream.open(file, std::ios::binary);
+    LEVIN_CHECK(stream && !std::filesystem::is_directory(file), "[", command, "] cannot read \"", file, "\"");
+  }
+  std::istream& source = file == "-" ? std::cin : stream;
+  std::string text((std::istreambuf_iterator<char>(source)), {});
+  LEVIN_CHECK(!text.empty(), "[", command, "] \"", file, "\" is empty");
+  return text;
 }
 
 struct JsonLine::Parsed {

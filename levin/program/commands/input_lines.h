@@ -17,6 +17,9 @@ namespace levin::cli {
 void read_input_lines(const std::string& command, const std::string& file,
                       const std::function<void(const std::string& line, const std::string& where)>& take);
 
+/// All of a file, or of the standard input ("-"); an Error where it cannot be read or is empty.
+std::string whole_input(const std::string& command, const std::string& file);
+
 /// A line that is a JSON object. Fields that are not as they must be are Errors that name the line.
 class JsonLine {
  public:

@@ -19,7 +19,7 @@
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/draft_flags.h"
-#include "levin/program/commands/generate_input.h"
+#include "levin/program/commands/generate/generate_input.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
 #include "levin/program/commands/read_model.h"

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <iterator>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
@@ -39,14 +40,16 @@ struct TokenizeFlags {
 template <class Each>
 void each_line(const std::string& file, Each&& each) {
   if (file.empty() || file == "-") {
-    for (std::string line; std::getline(std::cin, line);) each(line);
+    int64_t number = 0;
+    for (std::string line; std::getline(std::cin, line);) each(line, fmt::format("[levin tokenize] -:{}", ++number));
     return;
   }
   const auto text = read_file(file, uint64_t{4} << 30);
+  int64_t number = 0;
   for (size_t at = 0; at < text.size();) {
     auto end = text.find('\n', at);
     if (end == text.npos) end = text.size();
-    each(text.substr(at, end - at));
+    each(text.substr(at, end - at), fmt::format("[levin tokenize] {}:{}", file, ++number));
     at = end + 1;
   }
 }
@@ -83,12 +86,13 @@ int run_tokenize(const std::vector<std::string>& words) {
   LEVIN_CHECK(!names.empty() && names.size() <= 2, "[levin tokenize] takes a tokenizer and at most one file");
   const fs::path path = names[0];
   const auto tokenizer = fs::is_directory(path) ? text::Tokenizer::from_folder(path) : text::Tokenizer::from_file(path);
-  each_line(names.size() > 1 ? names[1] : "", [&](const std::string& line) {
+  each_line(names.size() > 1 ? names[1] : "", [&](const std::string& line, const std::string& where) {
     if (values.decode) {
       const auto text = tokenizer.decode(ids_of(line), !values.keep_special);
       std::puts(values.json ? nlohmann::json(text).dump().c_str() : text.c_str());
       return;
     }
+    check_utf8_line(line, where);
     const auto encoding = tokenizer.encode(
         line, {.add_special_tokens = !values.no_special, .tokens = values.json, .offsets = values.json});
     if (values.json) {

@@ -26,9 +26,15 @@ Look look_of(Kind kind) {
       return {"backward", 'B', 0x15803d, 0x86efac};
     case Kind::kBackwardInput:
       return {"input gradient", 'I', 0x15803d, 0x86efac};
-    default:
+    case Kind::kBackwardWeight:
       return {"weight gradient", 'W', 0x9333ea, 0xd8b4fe};
+    case Kind::kSendForward:
+    case Kind::kReceiveForward:
+    case Kind::kSendBackward:
+    case Kind::kReceiveBackward:
+      break;
   }
+  return {"transfer", 'T', 0x4b5563, 0xd1d5db};
 }
 
 uint32_t between(uint32_t from, uint32_t to, double fraction) {

@@ -101,9 +101,14 @@ class Simulator {
         const double own = product(true, stage, microbatch).computed;
         return stage + 1 == schedule_.stages() ? own : std::max(own, here_at(rank, false, stage + 1, microbatch));
       }
-      default:
-        return action.is_send() ? moved_by(action).computed : 0;
+      case Kind::kSendForward:
+      case Kind::kSendBackward:
+        return moved_by(action).computed;
+      case Kind::kReceiveForward:
+      case Kind::kReceiveBackward:
+        return 0;
     }
+    return 0;
   }
 
   /// The end of the group that begins at the next action.
@@ -301,9 +306,13 @@ double PipelineCosts::of(const PipelineAction& action) const {
       return factor * backward_input;
     case Kind::kBackwardWeight:
       return factor * backward_weight;
-    default:
+    case Kind::kSendForward:
+    case Kind::kReceiveForward:
+    case Kind::kSendBackward:
+    case Kind::kReceiveBackward:
       return transfer;
   }
+  return transfer;
 }
 
 PipelineSimulation simulate(const PipelineSchedule& schedule, const PipelineCosts& costs, PipelineTransfers transfers) {

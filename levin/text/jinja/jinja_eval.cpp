@@ -172,7 +172,7 @@ Interpreter::Flow Interpreter::run(const Node& node) {
     case NodeKind::kContinue:
       return Flow::kContinue;
     default:
-      break;
+      ::levin::detail::fail("this is no statement");
   }
   return Flow::kOn;
 }

@@ -62,9 +62,12 @@ bool may_be_empty(const RegexNode& node) {
       return std::any_of(node.parts.begin(), node.parts.end(), [](const auto& part) { return may_be_empty(*part); });
     case Kind::kRepeat:
       return node.least == 0 || may_be_empty(*node.parts[0]);
-    default:
+    case Kind::kEmpty:
+    case Kind::kLook:
+    case Kind::kAssert:
       return true;
   }
+  return true;
 }
 
 }  // namespace

@@ -202,43 +202,6 @@ size_t count_points(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-namespace {
-
-// Bytes of the character at `at`, or 0 and in `broken` those of its maximal broken part.
-size_t check_character(std::string_view text, size_t at, size_t& broken) {
-  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
-  const unsigned lead = byte(0);
-  broken = 1;
-  if (lead < 0x80) return 1;
-  if (lead < 0xc2 || lead > 0xf4) return 0;
-  const size_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  const unsigned low = lead == 0xe0 ? 0xa0u : lead == 0xf0 ? 0x90u : 0x80u;
-  const unsigned high = lead == 0xed ? 0x9fu : lead == 0xf4 ? 0x8fu : 0xbfu;
-  for (size_t i = 1; i < length; ++i) {
-    const unsigned next = byte(i);
-    if (next < (i == 1 ? low : 0x80u) || next > (i == 1 ? high : 0xbfu)) return 0;
-    broken = i + 1;
-  }
-  return length;
-}
-
-}  // namespace
-
-size_t valid_utf8_prefix(std::string_view text) {
-  size_t at = 0, broken = 0;
-  while (at < text.size()) {
-    uint64_t block;
-    if (text.size() - at >= 8 && (std::memcpy(&block, text.data() + at, 8), (block & 0x8080808080808080u) == 0)) {
-      at += 8;
-      continue;
-    }
-    const size_t bytes = check_character(text, at, broken);
-    if (bytes == 0) return at;
-    at += bytes;
-  }
-  return at;
-}
-
 std::string replace_broken_utf8(std::string_view bytes) {
   std::string out;
   out.reserve(bytes.size());
@@ -248,7 +211,7 @@ std::string replace_broken_utf8(std::string_view bytes) {
     at += good;
     if (at >= bytes.size()) break;
     size_t broken = 1;
-    check_character(bytes, at, broken);
+    utf8_character(bytes, at, broken);
     out += "\xef\xbf\xbd";
     at += broken;
   }

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "levin/core/words.h"
+
 /// What the tokenizers ask of code points. The tables agree with those of the Python package `tokenizers`.
 namespace levin::text {
 
@@ -39,8 +41,7 @@ std::string to_utf8(char32_t point);
 std::u32string to_points(std::string_view text);
 size_t count_points(std::string_view text);
 
-/// Bytes of the longest prefix that is valid UTF-8.
-size_t valid_utf8_prefix(std::string_view text);
+using levin::valid_utf8_prefix;
 inline bool valid_utf8(std::string_view text) {
   return valid_utf8_prefix(text) == text.size();
 }

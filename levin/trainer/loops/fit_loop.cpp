@@ -50,7 +50,8 @@ bool validation_is_due(const Run& run) {
       const bool due = since.count() >= run.plan.val_check.seconds();
       return run.fabric->world_size() > 1 ? run.fabric->broadcast(static_cast<int64_t>(due)) != 0 : due;
     }
-    default:
+    case Interval::Unit::kFraction:
+    case Interval::Unit::kBatches:
       break;
   }
   if (run.data.val_every == 0) return run.state.is_last_batch;  // a loader that does not know its length

@@ -20,9 +20,12 @@ const LogSite& step_site(Stage stage) {
       return kTestStep;
     case Stage::kPredict:
       return kPredictStep;
-    default:
+    case Stage::kIdle:
+    case Stage::kSanity:
+    case Stage::kValidate:
       return kValidationStep;
   }
+  return kValidationStep;
 }
 
 void LoopState::rewind() {

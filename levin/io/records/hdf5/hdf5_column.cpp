@@ -303,7 +303,8 @@ void Hdf5Column::read_row(int64_t row, char* into) const {
                        std::as_writable_bytes(std::span(into, row_bytes_)));
     case Access::kChunks:
       return read_chunk_row(row, into);
-    default:
+    case Access::kPlaces:
+    case Access::kLibrary:
       return read_by_library(row, into);
   }
 }

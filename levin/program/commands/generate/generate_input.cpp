@@ -1,4 +1,4 @@
-#include "levin/program/commands/generate_input.h"
+#include "levin/program/commands/generate/generate_input.h"
 
 #include <filesystem>
 
@@ -37,8 +37,16 @@ const text::Tokenizer& GenerateInput::needed_tokenizer() {
   return *tokenizer();
 }
 
-std::vector<GeneratePrompt> GenerateInput::read(const std::string& file) {
+std::vector<GeneratePrompt> GenerateInput::read(const std::string& file, bool whole_file) {
   std::vector<GeneratePrompt> prompts;
+  if (whole_file) {
+    const auto where = "[levin generate] " + file;
+    auto text = whole_input("levin generate", file);
+    check_utf8(text, where);
+    prompts.push_back(of_text(std::move(text), where));
+    check_ids(prompts.back(), where);
+    return prompts;
+  }
   read_input_lines("levin generate", file, [&](const std::string& line, const std::string& where) {
     prompts.push_back(prompt(line, where));
     check_ids(prompts.back(), where);

@@ -1,4 +1,4 @@
-#include "levin/generate/engine_rows.h"
+#include "levin/generate/engine/engine_rows.h"
 
 #include <algorithm>
 #include <bit>

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "levin/generate/engine_rows.h"
+#include "levin/generate/engine/engine_rows.h"
 #include "levin/generate/paged_batch.h"
 
 namespace levin::detail {

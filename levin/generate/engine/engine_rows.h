@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "levin/generate/block_pool.h"
 #include "levin/generate/engine.h"
+#include "levin/generate/engine/block_pool.h"
 #include "levin/generate/generated_row.h"
 #include "levin/generate/paged_batch.h"
 

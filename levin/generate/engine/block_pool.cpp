@@ -1,4 +1,4 @@
-#include "levin/generate/block_pool.h"
+#include "levin/generate/engine/block_pool.h"
 
 #include "levin/core/error.h"
 

@@ -1,4 +1,4 @@
-#include "levin/generate/engine_guesses.h"
+#include "levin/generate/engine/engine_guesses.h"
 
 #include <algorithm>
 

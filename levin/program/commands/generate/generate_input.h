@@ -23,7 +23,8 @@ class GenerateInput {
   /// `chat`: a text is the message of a user, put into the chat template of the tokenizer.
   GenerateInput(std::string folder, bool chat, int64_t vocab_size);
 
-  std::vector<GeneratePrompt> read(const std::string& file);
+  /// `whole_file`: all of the file is one text.
+  std::vector<GeneratePrompt> read(const std::string& file, bool whole_file = false);
   /// Null when the folder has none.
   const text::Tokenizer* tokenizer();
 
