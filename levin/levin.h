@@ -1,6 +1,12 @@
 #pragma once
 
 // The whole of Levin in one include.
+#if __cplusplus < 202002L
+#error "Levin needs C++20: link Levin::levin, and remove a -std flag that the project sets by hand"
+#endif
+#if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
+#error "LibTorch and Levin have the new ABI of libstdc++: remove _GLIBCXX_USE_CXX11_ABI=0"
+#endif
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/checkpoint_format.h"
 #include "levin/checkpoint/save_raw.h"
