@@ -378,6 +378,37 @@ class Fuser {
     return true;
   }
 
+  /// Of single operators on CUDA: those that torch computes number by number, because tensors lie differently, and
+  /// sums over all but the innermost dimension.
+  bool is_better_alone(const Cluster& cluster) const {
+    const auto& alone = node(cluster.nodes[0]);
+    constexpr int64_t kFewest = int64_t{1} << 16;
+    if (!graph_.device_of(alone.writes[0]).is_cuda() || cluster.draft->group().elements() < kFewest) return false;
+    const auto& group = cluster.draft->group();
+    const auto& made = cluster.draft->made();
+    const auto inner_of = [&](const Access& access) {
+      for (size_t d = 0; d < group.sizes.size(); ++d)
+        if (access.strides[d] == 1 && group.sizes[d] > 1) return static_cast<int>(d);
+      return -1;
+    };
+    if (cluster.draft->has_reduction()) {
+      const auto name = alone.name();
+      if (name.rfind("aten::sum", 0) != 0 || cluster.draft->loads().size() != 1) return false;
+      const int inner = inner_of(cluster.draft->loads()[0].access);
+      return inner >= 0 && inner < group.row_dims && group.columns() >= 64;
+    }
+    if (made.size() != 1 || !is_pointwise(alone)) return false;
+    const int inner = inner_of(made[0].access);
+    if (inner < 0 || group.sizes[static_cast<size_t>(inner)] % 8 != 0) return false;
+    bool differs = false;
+    for (const auto& slot : cluster.draft->loads()) {
+      const auto stride = slot.access.strides[static_cast<size_t>(inner)];
+      if (stride > 1) return false;  // one of the two would be read across
+      differs = differs || slot.access.strides != made[0].access.strides;
+    }
+    return differs;
+  }
+
   // ---- the new list
   void emit(std::vector<Node>& to) {
     const auto order = sorted();
@@ -395,7 +426,8 @@ class Fuser {
     };
     for (auto at = order.rbegin(); at != order.rend(); ++at) {
       auto& cluster = clusters_[static_cast<size_t>(*at)];
-      const bool fused = cluster.draft && cluster.nodes.size() + cluster.recomputed.size() > 1;
+      const bool fused =
+          cluster.draft && (cluster.nodes.size() + cluster.recomputed.size() > 1 || is_better_alone(cluster));
       if (!fused) {
         for (const auto& view : node(cluster.nodes[0]).reads) wanted[version_of(view)] = true;
         // What is written in part needs the rest.
