@@ -74,6 +74,7 @@ class CpuKernel final : public GroupKernel {
     for (size_t i = 0; i < group_.values.size(); ++i)
       if (group_.values[i].op == ScalarOp::kNumber) shapes_[i] = Shape::kOne;
     plan();
+    if (has_columns_) plan_tail();
   }
 
   void run(std::span<void* const> tensors) override {
@@ -176,6 +177,7 @@ class CpuKernel final : public GroupKernel {
     }
     // Places of values in one thread's memory. Those of elements share where the lives of two do not meet.
     places_.assign(group_.values.size(), 0);
+    places_by_step_.assign(steps_.size(), std::vector<int64_t>(group_.values.size(), -1));
     struct Free {
       int64_t place, bytes;
     };
@@ -210,21 +212,22 @@ class CpuKernel final : public GroupKernel {
     for (size_t p = 0; p < steps_.size(); ++p) {
       for (size_t k = 0; k < steps_[p].values.size(); ++k) {
         const auto i = static_cast<size_t>(steps_[p].values[k]);
-        places_[i] = places_by_step_[{p, static_cast<int>(i)}] =
-            take(round_up(block * bytes_of(group_.values[i].number)));
+        places_[i] = places_by_step_[p][i] = take(round_up(block * bytes_of(group_.values[i].number)));
         std::vector<int> seen;
         for (const int arg : group_.values[i].args) {
           if (arg < 0 || shape(arg) != Shape::kElement || std::find(seen.begin(), seen.end(), arg) != seen.end())
             continue;
           seen.push_back(arg);
-          if (last_use[static_cast<size_t>(arg)] == std::pair{p, k} && places_by_step_.contains({p, arg}))
-            free.push_back({places_by_step_[{p, arg}], round_up(block * bytes_of(value(arg).number))});
+          if (last_use[static_cast<size_t>(arg)] == std::pair{p, k} &&
+              places_by_step_[p][static_cast<size_t>(arg)] >= 0)
+            free.push_back(
+                {places_by_step_[p][static_cast<size_t>(arg)], round_up(block * bytes_of(value(arg).number))});
         }
       }
       if (fits_) continue;
       free.clear();  // another pass computes again: everything of elements may be used again
       for (const int i : steps_[p].values) {
-        const auto place = places_by_step_[{p, i}];
+        const auto place = places_by_step_[p][static_cast<size_t>(i)];
         const auto bytes = round_up(block * bytes_of(value(i).number));
         if (std::none_of(free.begin(), free.end(), [&](const Free& f) { return f.place == place; }))
           free.push_back({place, bytes});
@@ -237,8 +240,10 @@ class CpuKernel final : public GroupKernel {
 
   /// What one thread works in.
   struct State {
-    State(const CpuKernel& of, std::span<void* const> pointers)
-        : kernel(of), group(of.group_), tensors(pointers), memory(static_cast<size_t>(of.memory_) + 64) {
+    State(const CpuKernel& of, std::span<void* const> pointers) : kernel(of), group(of.group_), tensors(pointers) {
+      // Grown once a thread: new memory would cost more than a small group.
+      static thread_local std::vector<char> memory;
+      if (memory.size() < static_cast<size_t>(of.memory_) + 64) memory.resize(static_cast<size_t>(of.memory_) + 64);
       base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
       for (size_t i = 0; i < group.values.size(); ++i) {
         const auto& of_number = group.values[i];
@@ -259,8 +264,7 @@ class CpuKernel final : public GroupKernel {
 
     void* at(int i, size_t pass_number) {
       if (kernel.shape(i) != Shape::kElement || kernel.fits_) return base + kernel.places_[static_cast<size_t>(i)];
-      const auto found = kernel.places_by_step_.find({pass_number, i});
-      return base + (found == kernel.places_by_step_.end() ? kernel.places_[static_cast<size_t>(i)] : found->second);
+      return base + kernel.places_by_step_[pass_number][static_cast<size_t>(i)];
     }
 
     /// Some rows through all passes.
@@ -513,7 +517,6 @@ class CpuKernel final : public GroupKernel {
     const CpuKernel& kernel;
     const Group& group;
     std::span<void* const> tensors;
-    std::vector<char> memory;
     char* base = nullptr;
     std::map<int, std::vector<double>> parts;
     std::map<int, std::vector<int64_t>> whole_parts;
@@ -553,8 +556,8 @@ class CpuKernel final : public GroupKernel {
     }
   }
 
-  /// What stands behind sums of columns: a small group over one row, in the reference's loops.
-  void store_columns(std::span<void* const> tensors, const std::map<int64_t, std::vector<std::vector<double>>>& sums) {
+  /// What stands behind sums of columns: a group over one row, whose last tensors are the sums.
+  void plan_tail() {
     Group tail;
     tail.sizes.assign(group_.sizes.begin() + group_.row_dims, group_.sizes.end());
     tail.row_dims = static_cast<int>(tail.sizes.size());
@@ -562,28 +565,23 @@ class CpuKernel final : public GroupKernel {
       access.strides.erase(access.strides.begin(), access.strides.begin() + group_.row_dims);
       return access;
     };
-    std::vector<void*> pointers(tensors.begin(), tensors.end());
-    std::vector<std::vector<double>> totals;
-    totals.reserve(group_.values.size());
     std::vector<int> to(group_.values.size(), -1);
     std::vector<bool> wanted(group_.values.size(), false);
     for (const auto& store : group_.stores)
-      wanted[static_cast<size_t>(store.value)] = after_[static_cast<size_t>(store.value)];
+      if (after_[static_cast<size_t>(store.value)]) wanted[static_cast<size_t>(store.value)] = true;
     for (size_t i = group_.values.size(); i-- > 0;)
       if (wanted[i] && group_.values[i].op != ScalarOp::kColumnSum)
         for (const int arg : group_.values[i].args)
           if (arg >= 0) wanted[static_cast<size_t>(arg)] = true;
     std::vector<int64_t> dense(tail.sizes.size(), 1);
     for (size_t d = dense.size(); d-- > 1;) dense[d - 1] = dense[d] * tail.sizes[d];
+    const int tensors = group_.tensors();
     for (size_t i = 0; i < group_.values.size(); ++i) {
       if (!wanted[i]) continue;
       auto of = group_.values[i];
       if (of.op == ScalarOp::kColumnSum) {
-        totals.emplace_back(static_cast<size_t>(columns_), 0);
-        for (const auto& [from, part] : sums)
-          for (size_t c = 0; c < totals.back().size(); ++c) totals.back()[c] += part[i][c];
-        pointers.push_back(totals.back().data());
-        const int loaded = tail.load({static_cast<int>(pointers.size()) - 1, at::kDouble, dense, 0});
+        const int loaded = tail.load({tensors + static_cast<int>(tail_sums_.size()), at::kDouble, dense, 0});
+        tail_sums_.push_back(static_cast<int>(i));
         to[i] = of.number == Number::kDouble ? loaded : tail.cast(loaded, at::kFloat);
         continue;
       }
@@ -601,7 +599,20 @@ class CpuKernel final : public GroupKernel {
     for (const auto& store : group_.stores)
       if (after_[static_cast<size_t>(store.value)])
         tail.store(of_columns(store.access), to[static_cast<size_t>(store.value)]);
-    interpret(tail, pointers);
+    if (!tail.stores.empty()) tail_ = std::make_unique<CpuKernel>(std::move(tail));
+  }
+
+  void store_columns(std::span<void* const> tensors, const std::map<int64_t, std::vector<std::vector<double>>>& sums) {
+    if (!tail_) return;
+    std::vector<std::vector<double>> totals(tail_sums_.size());
+    std::vector<void*> pointers(tensors.begin(), tensors.end());
+    for (size_t k = 0; k < totals.size(); ++k) {
+      totals[k].assign(static_cast<size_t>(columns_), 0);
+      for (const auto& [from, part] : sums)
+        for (size_t c = 0; c < totals[k].size(); ++c) totals[k][c] += part[static_cast<size_t>(tail_sums_[k])][c];
+      pointers.push_back(totals[k].data());
+    }
+    tail_->run(pointers);
   }
 
   Group group_;
@@ -614,8 +625,11 @@ class CpuKernel final : public GroupKernel {
   std::vector<Shape> shapes_;
   std::vector<Step> steps_;
   std::vector<int> row_stores_;
+  std::vector<int> tail_sums_;
+  std::unique_ptr<CpuKernel> tail_;
   std::vector<int64_t> places_;
-  std::map<std::pair<size_t, int>, int64_t> places_by_step_;
+  /// Of each pass, for values of elements that every pass computes again; -1: not in this pass.
+  std::vector<std::vector<int64_t>> places_by_step_;
 };
 
 }  // namespace

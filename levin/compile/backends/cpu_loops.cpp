@@ -96,6 +96,36 @@ LEVIN_INLINE void tanh_of(Floats& y, const Floats& x) {
   y = x != x ? x : y;
 }
 
+/// The error function: its series below 1, a rational one times exp(-x * x) above (Abramowitz and Stegun 7.1.26).
+LEVIN_INLINE void erf_of(Floats& y, const Floats& x) {
+  const Floats s = x * x;
+  Floats p = Floats{} + 1.3122532963802805e-8f;
+  p = p * s - 1.6365844691234924e-7f;
+  p = p * s + 1.6462114365889246e-6f;
+  p = p * s - 1.4925650358406252e-5f;
+  p = p * s + 1.2055332981789664e-4f;
+  p = p * s - 8.548327023450853e-4f;
+  p = p * s + 5.223977625442188e-3f;
+  p = p * s - 2.686617064513125e-2f;
+  p = p * s + 1.1283791670955126e-1f;
+  p = p * s - 3.7612638903183754e-1f;
+  p = p * s + 1.1283791670955126f;
+  const Floats near = p * x;
+  Floats a, e;
+  abs_of(a, x);
+  const Floats t = 1.f / (1.f + 0.3275911f * a);
+  exp_of(e, -s);
+  Floats q = Floats{} + 1.061405429f;
+  q = q * t - 1.453152027f;
+  q = q * t + 1.421413741f;
+  q = q * t - 0.284496736f;
+  q = q * t + 0.254829592f;
+  Floats far = 1.f - q * t * e;
+  sign_from(far, x);
+  y = a < 1.f ? near : far;
+  y = x != x ? x : y;
+}
+
 LEVIN_INLINE void sigmoid_of(Floats& y, const Floats& x) {
   Floats e;
   exp_of(e, -x);
@@ -398,6 +428,8 @@ LEVIN_CLONES bool run_floats(const Instruction& in, int64_t n) {
       LEVIN_LOOP(tanh_of(y, a));
     case ScalarOp::kSigmoid:
       LEVIN_LOOP(sigmoid_of(y, a));
+    case ScalarOp::kErf:
+      LEVIN_LOOP(erf_of(y, a));
     case ScalarOp::kEq:
       LEVIN_COMPARE(==);
     case ScalarOp::kNe:
