@@ -62,8 +62,8 @@ std::vector<double> curve(const std::string& precision, CompileMode mode, double
   std::vector<double> losses;
   for (int i = 0; i < 30; ++i) {
     // The odd batch is a kind of its own.
-    Batch batch{{"ids", torch::randint(0, 512, {i % 10 == 9 ? 3 : 8, 256}, device)}};
-    batch["targets"] = (batch["ids"] * 7 + 3) % 512;
+    const auto ids = torch::randint(0, 512, {i % 10 == 9 ? 3 : 8, 256}, device);
+    Batch batch{{"ids", ids}, {"targets", (ids * 7 + 3) % 512}};
     losses.push_back(step(batch, i % accumulate == accumulate - 1).template item<double>());
   }
   return losses;

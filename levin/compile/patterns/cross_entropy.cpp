@@ -82,7 +82,11 @@ std::string fuse_cross_entropy(const PatternContext& context) {
         logits.sizes = softmax.reads[0].sizes;
         logits.strides = softmax.reads[0].strides;
       }
-      if (!logits.is_contiguous() || !index.is_inner(logits.storage) || index.readers(logits).size() != 1) continue;
+      // Nobody else may see them, since the gradient takes their place.
+      const auto& memory = graph.storages[static_cast<size_t>(logits.storage)];
+      if (!logits.is_contiguous() || memory.enters || memory.leaves || logits.version == 0 || !match.stays(logits) ||
+          index.readers(logits).size() != 1)
+        continue;
       // Backward: nll_loss_backward reads the probabilities, and the gradient of log-softmax reads both.
       auto readers = index.readers(probabilities);
       if (widened >= 0) readers.insert(readers.end(), index.readers(read).begin(), index.readers(read).end());
