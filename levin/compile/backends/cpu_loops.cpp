@@ -1,5 +1,5 @@
-// The loops of the CPU, over blocks that lie in the first cache. One function for all operations, compiled for several
-// generations of processors, of which the loader takes the best.
+// The loops of the CPU, over blocks that lie in the first cache, compiled for several generations of processors. (Not
+// by target_clones: its resolvers run before sanitizers are ready.)
 #include "levin/compile/backends/cpu_loops.h"
 
 #include <algorithm>
@@ -11,11 +11,6 @@
 
 #include "levin/core/error.h"
 
-#if defined(__x86_64__) && defined(__linux__)
-#define LEVIN_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
-#else
-#define LEVIN_CLONES
-#endif
 #define LEVIN_INLINE inline __attribute__((always_inline))
 
 namespace levin::compile::detail {
@@ -396,13 +391,8 @@ void cast_from(const Instruction& in, int64_t n) {
   }                                         \
   return true
 
-}  // namespace
-
-bool run_floats(const Instruction& in, int64_t n);
-void round_all(void* out, const Operand& from, int64_t n);
-
 /// The common operations of floats; false for the others.
-LEVIN_CLONES bool run_floats(const Instruction& in, int64_t n) {
+LEVIN_INLINE bool run_floats_body(const Instruction& in, int64_t n) {
   switch (in.op) {
     case ScalarOp::kAdd:
       LEVIN_LOOP(y = a + b);
@@ -458,7 +448,7 @@ LEVIN_CLONES bool run_floats(const Instruction& in, int64_t n) {
   }
 }
 
-LEVIN_CLONES void round_all(void* out, const Operand& from, int64_t n) {
+LEVIN_INLINE void round_all_body(void* out, const Operand& from, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes) {
     Floats x, y;
     load(x, from, i);
@@ -467,36 +457,7 @@ LEVIN_CLONES void round_all(void* out, const Operand& from, int64_t n) {
   }
 }
 
-void run_instruction(const Instruction& in, int64_t n) {
-  n = (n + kLanes - 1) / kLanes * kLanes;
-  if (in.op == ScalarOp::kCast) {
-    if (in.operand == Number::kFloat && in.dtype == at::kBFloat16) return round_all(in.out, in.a, n);
-    switch (in.operand) {
-      case Number::kFloat:
-        return cast_from<float>(in, n);
-      case Number::kDouble:
-        return cast_from<double>(in, n);
-      case Number::kInt:
-        return cast_from<int64_t>(in, n);
-      case Number::kBool:
-        return cast_from<int32_t>(in, n);
-    }
-  }
-  const auto number = in.op == ScalarOp::kWhere ? in.number : in.operand;
-  switch (number) {
-    case Number::kFloat:
-      if (!run_floats(in, n)) run_singly<float>(in, n);
-      return;
-    case Number::kDouble:
-      return run_singly<double>(in, n);
-    case Number::kInt:
-      return run_singly<int64_t>(in, n);
-    case Number::kBool:
-      return run_bools(in, n);
-  }
-}
-
-LEVIN_CLONES double reduce_floats(ScalarOp op, const float* x, int64_t n) {
+LEVIN_INLINE double reduce_floats_body(ScalarOp op, const float* x, int64_t n) {
   if (op == ScalarOp::kRowMax || op == ScalarOp::kRowMin) {
     float best = x[0];
     for (int64_t i = 1; i < n; ++i) best = least_or_most(op == ScalarOp::kRowMax, best, x[i]);
@@ -518,11 +479,11 @@ LEVIN_CLONES double reduce_floats(ScalarOp op, const float* x, int64_t n) {
   return sum;
 }
 
-LEVIN_CLONES void add_floats(double* sums, const float* x, int64_t n) {
+LEVIN_INLINE void add_floats_body(double* sums, const float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sums[i] += x[i];
 }
 
-LEVIN_CLONES void from_bfloat16(float* to, const uint16_t* from, int64_t n) {
+LEVIN_INLINE void from_bfloat16_body(float* to, const uint16_t* from, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     Shorts narrow;
@@ -536,7 +497,7 @@ LEVIN_CLONES void from_bfloat16(float* to, const uint16_t* from, int64_t n) {
   }
 }
 
-LEVIN_CLONES void to_bfloat16(uint16_t* to, const float* from, int64_t n) {
+LEVIN_INLINE void to_bfloat16_body(uint16_t* to, const float* from, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     Floats x, y;
@@ -555,6 +516,88 @@ LEVIN_CLONES void to_bfloat16(uint16_t* to, const float* from, int64_t n) {
     std::memcpy(&bits, from + i, sizeof bits);
     to[i] = from[i] != from[i] ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
+}
+
+/// What the processor has.
+enum class Level : uint8_t { kPlain, kAvx2, kAvx512 };
+
+#ifdef __x86_64__
+Level level() {
+  static const Level level = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+                                 ? Level::kAvx512
+                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? Level::kAvx2
+                                                                                               : Level::kPlain;
+  return level;
+}
+#define LEVIN_VERSIONS(Result, name, parameters, arguments)                                                \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))) Result name##_avx512 parameters { \
+    return name##_body arguments;                                                                          \
+  }                                                                                                        \
+  __attribute__((target("avx2,fma"))) Result name##_avx2 parameters {                                      \
+    return name##_body arguments;                                                                          \
+  }                                                                                                        \
+  Result name##_best parameters {                                                                          \
+    if (level() == Level::kAvx512) return name##_avx512 arguments;                                         \
+    if (level() == Level::kAvx2) return name##_avx2 arguments;                                             \
+    return name##_body arguments;                                                                          \
+  }
+#else
+#define LEVIN_VERSIONS(Result, name, parameters, arguments) \
+  Result name##_best parameters {                           \
+    return name##_body arguments;                           \
+  }
+#endif
+
+LEVIN_VERSIONS(bool, run_floats, (const Instruction& in, int64_t n), (in, n))
+LEVIN_VERSIONS(void, round_all, (void* out, const Operand& from, int64_t n), (out, from, n))
+LEVIN_VERSIONS(double, reduce_floats, (ScalarOp op, const float* x, int64_t n), (op, x, n))
+LEVIN_VERSIONS(void, add_floats, (double* sums, const float* x, int64_t n), (sums, x, n))
+LEVIN_VERSIONS(void, from_bfloat16, (float* to, const uint16_t* from, int64_t n), (to, from, n))
+LEVIN_VERSIONS(void, to_bfloat16, (uint16_t * to, const float* from, int64_t n), (to, from, n))
+
+}  // namespace
+
+void run_instruction(const Instruction& in, int64_t n) {
+  n = (n + kLanes - 1) / kLanes * kLanes;
+  if (in.op == ScalarOp::kCast) {
+    if (in.operand == Number::kFloat && in.dtype == at::kBFloat16) return round_all_best(in.out, in.a, n);
+    switch (in.operand) {
+      case Number::kFloat:
+        return cast_from<float>(in, n);
+      case Number::kDouble:
+        return cast_from<double>(in, n);
+      case Number::kInt:
+        return cast_from<int64_t>(in, n);
+      case Number::kBool:
+        return cast_from<int32_t>(in, n);
+    }
+  }
+  const auto number = in.op == ScalarOp::kWhere ? in.number : in.operand;
+  switch (number) {
+    case Number::kFloat:
+      if (!run_floats_best(in, n)) run_singly<float>(in, n);
+      return;
+    case Number::kDouble:
+      return run_singly<double>(in, n);
+    case Number::kInt:
+      return run_singly<int64_t>(in, n);
+    case Number::kBool:
+      return run_bools(in, n);
+  }
+}
+
+double reduce_floats(ScalarOp op, const float* x, int64_t n) {
+  return reduce_floats_best(op, x, n);
+}
+void add_floats(double* sums, const float* x, int64_t n) {
+  add_floats_best(sums, x, n);
+}
+void from_bfloat16(float* to, const uint16_t* from, int64_t n) {
+  from_bfloat16_best(to, from, n);
+}
+void to_bfloat16(uint16_t* to, const float* from, int64_t n) {
+  to_bfloat16_best(to, from, n);
 }
 
 }  // namespace levin::compile::detail
