@@ -42,6 +42,10 @@ class DeviceGraph {
   /// Ends its life while others may still hold it: a group of ranks cannot end before the graphs that communicate in
   /// it.
   virtual void destroy() {}
+  /// Why it cannot be used any more; empty: it can.
+  virtual std::string why_unfit() const { return {}; }
+  /// Whether it is to be captured again.
+  virtual bool is_outdated() const { return false; }
 };
 
 /// What captures graphs on one device. All its graphs share a memory pool: memory that is free after one capture is
@@ -56,6 +60,8 @@ class GraphDevice {
   /// Runs `body`, whose work on the device is captured and not executed. When `body` throws, or the capture is invalid,
   /// the stream, the allocator and the random generator are as before, and the exception passes on.
   virtual std::shared_ptr<DeviceGraph> capture(const std::function<void()>& body) = 0;
+  /// Before a capture: tensors whose contents are others at each replay.
+  virtual void set_inputs(const std::vector<Tensor>& /*inputs*/) {}
   /// How many nodes the capture under way has so far. Any thread.
   virtual int64_t captured_nodes() const { return 0; }
   /// Which nodes of the capture under way are kernels, in the order in which they run. Empty where they do not run one

@@ -306,6 +306,18 @@ StepCompiler::Wish StepCompiler::wish_of(const StepCall& call, Entry*& entry) {
              "the memory of parameters or of the optimizer's state, or a number that is part of the graph, changes "
              "again and again");
   }
+  if (entry->graph)
+    if (const auto reason = entry->graph->graph->why_unfit(); !reason.empty()) {
+      drop();
+      refuse(call.name, reason);
+      return kNever;
+    }
+  if (entry->graph && entry->graph->graph->is_outdated()) {
+    drop();
+    look_around();
+    if (++counts_.dropped >= kMostDrops)
+      refuse(call.name, "memory that decided how the step is fused changes again and again");
+  }
   if (entry->graph && would_lose_gradients(call, *entry->graph)) {
     accumulating_.emplace(call.name);
     drop();
@@ -428,6 +440,7 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
         graph->had_none.push_back(param);
     }
     device_->empty_cache();
+    device_->set_inputs(graph->inputs);
     record(call, *graph);
   } catch (const Interrupted&) {
     throw;

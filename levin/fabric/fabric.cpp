@@ -8,6 +8,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "levin/compile/device.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/distributed/launcher/launcher.h"
@@ -297,7 +298,12 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
     warn_once(detail::concat("[compile] steps run eagerly under strategy \"", core.strategy->name(), "\": ", reason));
     return nullptr;
   }
-  if (!core.graphs) core.graphs = detail::cuda_graphs(device());
+  if (!core.graphs) {
+    if (options_.compile.fuses())
+      core.graphs = compile::fused_graphs(detail::cuda_graphs(device()), detail::cuda_graphs(device()));
+    else
+      core.graphs = detail::cuda_graphs(device());
+  }
   const auto around = [weak = std::weak_ptr(core_)] {
     detail::StepSurroundings found;
     const auto owner = weak.lock();

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "levin/core/compile_mode.h"
 #include "levin/devices/devices.h"
 #include "levin/loggers/logger.h"
 #include "levin/precision/precision.h"
@@ -47,8 +48,9 @@ struct FabricOptions {
   Plugins plugins = {};
   std::vector<std::shared_ptr<CallbackBase>> callbacks = {};
   std::vector<std::shared_ptr<Logger>> loggers = {};
-  /// Steps made by `fabric.compile` are captured in CUDA graphs; `false`: they are called as they are.
-  bool compile = false;
+  /// Steps made by `fabric.compile` are fused and captured in CUDA graphs; "graph": captured as they are; `false`: they
+  /// are called as they are.
+  CompileMode compile = false;
   /// An optimizer step whose loss, or a gradient, is inf or nan on any rank changes nothing on any; nobody waits for
   /// the device. (16-mixed always does so.)
   bool skip_nonfinite = false;

@@ -5,6 +5,7 @@
 
 #include "levin/optim/step/captured.h"
 #include "levin/optim/step/plain_kernels.h"
+#include "levin/optim/step/told.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -66,11 +67,22 @@ class AdamImpl final : public detail::Typed<AdamTraits<Options>> {
     const bool by_levin = bucket.mixed || !bucket.copies.empty();
     const auto* refreshed =
         detail::refreshed_numbers<kernels::AdamNumbers>([this, group = bucket.group] { return numbers_of(group); });
-    // On CUDA the same kernel and arithmetic eagerly and in graphs, and for gradients of every dtype, so that all give
-    // the same bits; it gives torch's numbers up to the last bit.
+    // On CUDA the same kernel eagerly and in graphs, so that both give the same bits; it gives torch's numbers up to
+    // the last bit.
+    const kernels::StepReplay<kernels::AdamNumbers> replay{refreshed, bucket.device.is_cuda()};
     if (by_levin || refreshed || bucket.device.is_cuda())
-      kernels::fused_adam({bucket.params, bucket.grads, averages, squares, largest, bucket.steps, bucket.copies},
-                          numbers, scale, {refreshed, bucket.device.is_cuda()});
+      detail::tell_step<kernels::AdamNumbers>(
+          "fused_adam",
+          {{&bucket.params, true},
+           {&bucket.grads, false},
+           {&averages, true},
+           {&squares, true},
+           {&largest, true},
+           {&bucket.steps, false},
+           {&bucket.copies, true}},
+          numbers, scale, replay, bucket.device, [](const detail::StepLists& lists, const auto&... rest) {
+            kernels::fused_adam({lists[0], lists[1], lists[2], lists[3], lists[4], lists[5], lists[6]}, rest...);
+          });
     else if (bucket.plain)
       detail::plain_adam(bucket, numbers, scale);
     else if constexpr (kDecoupledDecay)

@@ -4,6 +4,7 @@
 
 #include "levin/optim/step/captured.h"
 #include "levin/optim/step/plain_kernels.h"
+#include "levin/optim/step/told.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -76,8 +77,12 @@ class SGDImpl final : public detail::Typed<SGDTraits> {
     const auto* refreshed = detail::refreshed_numbers<kernels::SgdNumbers>(
         [this, group = bucket.group] { return numbers_of(group, /*is_first=*/false); });
     if (by_levin || refreshed || bucket.device.is_cuda())  // as in adam.cpp
-      return kernels::fused_sgd({bucket.params, bucket.grads, bucket.slots[0], bucket.copies}, numbers, scale,
-                                {refreshed, bucket.device.is_cuda()});
+      return detail::tell_step<kernels::SgdNumbers>(
+          "fused_sgd",
+          {{&bucket.params, true}, {&bucket.grads, false}, {&bucket.slots[0], true}, {&bucket.copies, true}}, numbers,
+          scale, {refreshed, bucket.device.is_cuda()}, bucket.device, [](const detail::StepLists& lists, const auto&... rest) {
+            kernels::fused_sgd({lists[0], lists[1], lists[2], lists[3]}, rest...);
+          });
     if (bucket.plain) return detail::plain_sgd(bucket, numbers, scale);
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.slots[0], o.weight_decay, o.momentum, o.lr, o.dampening,
                     o.nesterov, o.maximize, is_first, scale.scale, scale.found_inf);

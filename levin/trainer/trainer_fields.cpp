@@ -21,6 +21,17 @@ std::string one_text(const Node& node) {
 }  // namespace
 
 template <>
+struct Codec<CompileMode> {
+  static std::string type() { return "BOOL|graph"; }
+  static CompileMode read(const Node& node) {
+    if (node.is_null()) return {};
+    const auto text = detail::read_text(node);
+    return text == "graph" ? CompileMode(text) : CompileMode(detail::read_bool(node));
+  }
+  static Node write(const CompileMode& value) { return Node::of_text(value.to_string()); }
+};
+
+template <>
 struct Codec<Deterministic> {
   static std::string type() { return "BOOL|warn"; }
   static Deterministic read(const Node& node) {
@@ -148,7 +159,7 @@ void fields(TrainerOptions& o, auto f) {
     "reload the data loaders every N epochs; 0 is never");
   f("default_root_dir", o.default_root_dir, "folder for logs and checkpoints; default: the current folder");
   f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
-  f("compile", o.compile, "capture steps in CUDA graphs and replay them");
+  f("compile", o.compile, "fuse steps, capture them in CUDA graphs and replay them; graph: capture them as they are");
   f("on_nonfinite", o.on_nonfinite,
     "what to do when the loss or the gradients of a step are NaN or inf: end the run, leave the step out, go back to "
     "the last good checkpoint, or warn",
@@ -173,6 +184,10 @@ void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& option
     if (field.name == "trainer.strategy") hint(field, known_strategies());
     if (field.name == "trainer.logger") hint(field, LoggerChoice::known());
     if (field.name == "trainer.deterministic") hint(field, {"true", "false", "warn"});
+    if (field.name == "trainer.compile") {
+      hint(field, {"true", "false", "graph"});
+      field.is_bool = true;
+    }
     if (field.name == "trainer.precision") {
       hint(field, known_precisions());
       field.read = [at = &options.precision](const config::Node& node) {

@@ -66,7 +66,10 @@ void add_tensors(const StateValue& value, std::vector<Tensor>& to) {
 
 Outcome train(const Training& t, bool compile) {
   torch::manual_seed(11);
-  Fabric fabric({.accelerator = "cuda", .devices = 1, .precision = t.precision, .compile = compile});
+  Fabric fabric({.accelerator = "cuda",
+                 .devices = 1,
+                 .precision = t.precision,
+                 .compile = compile ? CompileMode("graph") : CompileMode()});
   fabric.launch();
   Net model(t.dropout);
   auto [net, opt] = fabric.setup(model, t.optimizer(model->parameters()));
@@ -185,7 +188,7 @@ TEST_F(CompileGpu, ClippingDropoutAndBatchNorm) {
 TEST_F(CompileGpu, CheckpointedUnitsWithDropout) {
   const auto run = [](bool compile) {
     torch::manual_seed(6);
-    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile});
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile ? CompileMode("graph") : CompileMode()});
     fabric.launch();
     auto model = models::vit({.image_size = 32,
                               .patch_size = 8,
@@ -232,7 +235,7 @@ TEST_F(CompileGpu, AccumulationIsFoundOut) {
 TEST_F(CompileGpu, AFrozenParameterIsNotStepped) {
   const auto run = [](int accumulate, bool compile) {
     torch::manual_seed(2);
-    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile});
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile ? CompileMode("graph") : CompileMode()});
     fabric.launch();
     torch::nn::Sequential model(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 4));
     auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2, .weight_decay = 0.1}));
@@ -287,7 +290,7 @@ TEST_F(CompileGpu, TwoOptimizersUnderALossScaler) {
                    .devices = 1,
                    .precision = "16-mixed",
                    .plugins = {.grad_scaler = {.init_scale = 256, .growth_interval = 4}},
-                   .compile = compile});
+                   .compile = compile ? CompileMode("graph") : CompileMode()});
     fabric.launch();
     Net model;
     auto net = fabric.setup(model);
@@ -346,7 +349,7 @@ LEVIN_MODULE(Body);
 
 TEST_F(CompileGpu, TheUnitThatWaitsForTheDeviceIsNamed) {
   const auto lines = testing::captured_stderr([] {
-    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = true});
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = "graph"});
     fabric.launch();
     Body model;
     auto [net, opt] = fabric.setup(model, optim::SGD(model->parameters(), {.lr = 0.1}));
@@ -364,7 +367,7 @@ TEST_F(CompileGpu, TheUnitThatWaitsForTheDeviceIsNamed) {
 
 TEST_F(CompileGpu, TakesNoMoreMemoryThanEagerSteps) {
   const auto reserved = [](bool compile) {
-    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile});
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile ? CompileMode("graph") : CompileMode()});
     fabric.launch();
     torch::nn::Sequential model;
     for (int i = 0; i < 6; ++i) {
@@ -405,7 +408,7 @@ TEST_F(CompileGpu, ANonFiniteNormIsAnErrorAtALaterStep) {
 TEST_F(CompileGpu, LoadedStateCountsAndGraphsStayRight) {
   const auto run = [](bool compile) {
     torch::manual_seed(2);
-    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile});
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile ? CompileMode("graph") : CompileMode()});
     fabric.launch();
     Net model;
     auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2}));

@@ -45,8 +45,11 @@ FsdpOptions offloaded() {
 
 Seen train(const Steps& s, bool compile) {
   Seen seen;
-  Fabric fabric(
-      {.accelerator = "cuda", .strategy = s.strategy, .devices = 1, .precision = s.precision, .compile = compile});
+  Fabric fabric({.accelerator = "cuda",
+                 .strategy = s.strategy,
+                 .devices = 1,
+                 .precision = s.precision,
+                 .compile = compile ? CompileMode("graph") : CompileMode()});
   fabric.launch();
   torch::manual_seed(0);
   auto model = models::vit({.image_size = 64,

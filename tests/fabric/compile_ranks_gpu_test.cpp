@@ -55,8 +55,11 @@ struct Outcome {
 
 Outcome train(const Training& t, bool compile) {
   torch::manual_seed(3);
-  Fabric fabric(
-      {.accelerator = "cuda", .strategy = t.strategy, .devices = 1, .precision = t.precision, .compile = compile});
+  Fabric fabric({.accelerator = "cuda",
+                 .strategy = t.strategy,
+                 .devices = 1,
+                 .precision = t.precision,
+                 .compile = compile ? CompileMode("graph") : CompileMode()});
   fabric.launch();
   auto model = models::vit({.image_size = 16,
                             .patch_size = 8,
@@ -212,7 +215,10 @@ TORCH_MODULE(TwoHeads);
 /// Decay shows that a parameter was stepped; `both` says when the second head is used.
 std::vector<Tensor> train_heads(const DdpOptions& options, const std::function<bool(int)>& both, bool compile) {
   torch::manual_seed(6);
-  Fabric fabric({.accelerator = "cuda", .strategy = options, .devices = 1, .compile = compile});
+  Fabric fabric({.accelerator = "cuda",
+                 .strategy = options,
+                 .devices = 1,
+                 .compile = compile ? CompileMode("graph") : CompileMode()});
   fabric.launch();
   TwoHeads model;
   auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2, .weight_decay = 0.1}));
@@ -273,7 +279,7 @@ TEST_F(CompileDdpGpu, OverGlooRunsEagerly) {
 }
 
 TEST_F(CompileDdpGpu, ValidationIsCapturedToo) {
-  Fabric fabric({.accelerator = "cuda", .strategy = "ddp", .devices = 1, .compile = true});
+  Fabric fabric({.accelerator = "cuda", .strategy = "ddp", .devices = 1, .compile = "graph"});
   fabric.launch();
   torch::nn::Linear model(4, 4);
   auto net = fabric.setup(model);
@@ -289,7 +295,7 @@ TEST_F(CompileDdpGpu, ValidationIsCapturedToo) {
 TEST_F(CompileDdpGpu, AGroupThatFailsEndsItsGraphs) {
   const auto start = std::chrono::steady_clock::now();
   {
-    Fabric fabric({.accelerator = "cuda", .strategy = "ddp", .devices = 1, .compile = true});
+    Fabric fabric({.accelerator = "cuda", .strategy = "ddp", .devices = 1, .compile = "graph"});
     fabric.launch();
     torch::nn::Linear model(4, 4);
     auto [net, opt] = fabric.setup(model, optim::SGD(model->parameters(), {.lr = 0.1}));
@@ -311,7 +317,7 @@ TEST_F(CompileDdpGpu, ACollectiveThatDoesNotEndEndsTheGroup) {
   Fabric fabric({.accelerator = "cuda",
                  .strategy = DdpOptions{.timeout = std::chrono::seconds(3)},
                  .devices = 1,
-                 .compile = true});
+                 .compile = "graph"});
   fabric.launch();
   torch::nn::Linear model(4, 4);
   auto [net, opt] = fabric.setup(model, optim::SGD(model->parameters(), {.lr = 0.1}));
@@ -412,7 +418,10 @@ TEST_F(CompileFsdpGpu, OffloadRunsEagerly) {
 TEST_F(CompileFsdpGpu, TrainingAndValidationInTurns) {
   const auto run = [](bool compile) {
     torch::manual_seed(4);
-    Fabric fabric({.accelerator = "cuda", .strategy = ZeroOptions{.stage = 2}, .devices = 1, .compile = compile});
+    Fabric fabric({.accelerator = "cuda",
+                   .strategy = ZeroOptions{.stage = 2},
+                   .devices = 1,
+                   .compile = compile ? CompileMode("graph") : CompileMode()});
     fabric.launch();
     torch::nn::Sequential model(torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 4));
     auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2}));

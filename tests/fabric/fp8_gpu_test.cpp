@@ -57,7 +57,10 @@ struct Fp8GpuRun {
   int64_t replayed = 0;
 };
 Fp8GpuRun fp8_gpu_run(bool compile, const std::string& save = "", const std::string& resume = "") {
-  Fabric fabric({.accelerator = "cuda", .devices = 1, .precision = "fp8-mixed", .compile = compile});
+  Fabric fabric({.accelerator = "cuda",
+                 .devices = 1,
+                 .precision = "fp8-mixed",
+                 .compile = compile ? CompileMode("graph") : CompileMode()});
   fabric.launch();
   torch::manual_seed(resume.empty() ? 0 : 1);
   auto model = fabric.init_module([] {

@@ -40,7 +40,7 @@ struct ProfileGpu : testing::GpuTest {
 
   /// Runs 12 steps; recorded are 2 of the first 4, and 2 of the second.
   std::unique_ptr<Profile> train(bool compile) {
-    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile});
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile ? CompileMode("graph") : CompileMode()});
     GpuNet net;
     auto [model, optimizer] = fabric.setup(net, optim::AdamW(net->parameters(), {.lr = 1e-3}));
     auto step = fabric.compile([&](const Tensor& x) {

@@ -61,7 +61,7 @@ TrainerOptions options(bool compile) {
           .enable_checkpointing = false,
           .enable_progress_bar = false,
           .enable_model_summary = false,
-          .compile = compile};
+          .compile = compile ? CompileMode("graph") : CompileMode()};
 }
 
 struct Outcome {

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/core/step_watch.h"
 #include "levin/core/words.h"
 #include "levin/nn/saved_tensors.h"
 
@@ -43,9 +44,10 @@ void intercept_operator(const c10::OperatorName& name) {
   static std::unordered_set<c10::OperatorName> done;
   static std::map<std::string, torch::Library> libraries;
   const std::lock_guard lock(mutex);
-  if (libraries.empty()) {
-    auto& all = libraries.try_emplace("_", torch::Library::IMPL, "_", kKeepKey, __FILE__, __LINE__).first->second;
-    all.fallback(torch::CppFunction::makeFallthrough());
+  static bool is_registered = false;
+  if (!is_registered) {
+    register_step_watch();  // the fallback of the key: it passes on what nobody watches
+    is_registered = true;
   }
   if (!done.insert(name).second) return;
   const auto space = name.name.substr(0, name.name.find("::"));
@@ -115,6 +117,7 @@ class KeptResultsAccess {
  public:
   static void run(KeptResultsScope* scope, const c10::OperatorHandle& op, c10::DispatchKeySet keys, KeepStack* stack) {
     if (!scope) {
+      if (is_step_watched()) return pass_to_watch(op, keys, stack);
       const c10::impl::ExcludeDispatchKeyGuard below(kKeepKey);
       op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKeepKey), stack);
       return;

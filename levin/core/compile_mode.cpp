@@ -1,0 +1,21 @@
+#include "levin/core/compile_mode.h"
+
+#include "levin/core/error.h"
+
+namespace levin {
+
+CompileMode::CompileMode(std::string_view word) : kind_(Kind::kOff) {
+  if (word == "graph")
+    kind_ = Kind::kGraph;
+  else if (word == "true" || word == "yes" || word == "on" || word == "1")
+    kind_ = Kind::kFuse;
+  else
+    LEVIN_CHECK(word == "false" || word == "no" || word == "off" || word == "0", "[compile] \"", word,
+                "\" is not known; true, \"graph\" and false are");
+}
+
+std::string CompileMode::to_string() const {
+  return kind_ == Kind::kFuse ? "true" : kind_ == Kind::kGraph ? "graph" : "false";
+}
+
+}  // namespace levin

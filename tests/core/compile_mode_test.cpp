@@ -1,0 +1,30 @@
+#include "levin/core/compile_mode.h"
+
+#include <gtest/gtest.h>
+
+#include "levin/core/error.h"
+
+namespace levin {
+namespace {
+
+TEST(CompileMode, TakesABoolOrAWord) {
+  EXPECT_FALSE(CompileMode());
+  EXPECT_TRUE(CompileMode(true).fuses());
+  EXPECT_FALSE(CompileMode(false));
+  const CompileMode graph = "graph";
+  EXPECT_TRUE(graph);
+  EXPECT_FALSE(graph.fuses());
+  for (const char* word : {"true", "graph", "false"}) EXPECT_EQ(CompileMode(word).to_string(), word);
+}
+
+TEST(CompileMode, RefusesOtherWords) {
+  try {
+    CompileMode("max-autotune");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "[compile] \"max-autotune\" is not known; true, \"graph\" and false are");
+  }
+}
+
+}  // namespace
+}  // namespace levin
