@@ -80,6 +80,25 @@ TEST_F(TextRows, BadLabeledTextsAreOneLine) {
               AllOf(HasSubstr("data.test"), HasSubstr("\"c\""), HasSubstr("a, b")));
 }
 
+// Bytes of another encoding: the file, the line, the place in it.
+TEST_F(TextRows, TextsThatAreNotUtf8AreNamedByFileLineAndByte) {
+  const auto place = [](const char* name, const char* line, int byte) {
+    return AllOf(HasSubstr(name), HasSubstr(line),
+                 HasSubstr("is not UTF-8 (byte " + std::to_string(byte) + " of the line)"));
+  };
+  EXPECT_THAT(labeled_error("a.csv", "text,label\nfine,1\ncaf\xe9,2\n"), place("a.csv", "row 3", 4));
+  EXPECT_THAT(labeled_error("a.jsonl", "{}\n{\"text\": \"caf\xe9\"}\n"), place("a.jsonl", "line 2", 14));
+  EXPECT_THAT(language_error("{\"text\": \"caf\xe9\"}\n"), place("bad.jsonl", "line 1", 14));
+  EXPECT_THAT(error_of([&] { read_language_examples(file("b.txt", "one\n\ncaf\xe9")); }), place("b.txt", "line 3", 4));
+}
+
+TEST_F(TextRows, ASeparatorThatIsNoCommaIsTold) {
+  EXPECT_THAT(labeled_error("a.csv", "text;label\na;b\n"),
+              HasSubstr("(they are separated by semicolons; a .csv has commas"));
+  EXPECT_THAT(labeled_error("a.csv", "text\tlabel\na\tb\n"), HasSubstr("separated by tabs"));
+  EXPECT_THAT(labeled_error("a.tsv", "text,label\na,b\n"), HasSubstr("separated by commas"));
+}
+
 TEST_F(TextRows, LanguageExamples) {
   EXPECT_EQ(read_language_examples(file("a.txt", "one\ntwo\n")).all[0].text, "one\ntwo\n");
   const auto chats = read_language_examples(

@@ -61,7 +61,7 @@ TEST_F(TokenizeCli, Refuses) {
   EXPECT_THAT(flag.err(), HasSubstr("--jsn"));
   Process text({levin_program(), "tokenize", fixture("gpt2")}, {}, "\xff\n");
   EXPECT_EQ(text.wait(), 1);
-  EXPECT_THAT(text.err(), HasSubstr("not UTF-8"));
+  EXPECT_THAT(text.err(), HasSubstr("-:1 is not UTF-8 (byte 1 of the line)"));
 }
 
 }  // namespace
