@@ -85,7 +85,7 @@ class LanguageTexts : public TextData {
     return kind == LanguageKind::kText ? "blocks" : "none";
   }
 
-  std::vector<RowTokens> made_rows(const LanguageExamples& examples, const char* name) {
+  std::vector<TokenRow> made_rows(const LanguageExamples& examples, const char* name) {
     const auto how = packing(examples.kind);
     LEVIN_CHECK(how != "blocks" || examples.kind == LanguageKind::kText,
                 "[recipe] data.packing \"blocks\" is for texts; completions and chats take \"documents\" or \"none\"");
@@ -106,7 +106,7 @@ class LanguageTexts : public TextData {
   }
 
   /// Rows of at most max_length tokens that have something to learn.
-  std::vector<RowTokens> cut_rows(std::vector<RowTokens> rows, const char* name) const {
+  std::vector<TokenRow> cut_rows(std::vector<TokenRow> rows, const char* name) const {
     const auto most = static_cast<size_t>(max_length());
     size_t cut = 0;
     for (auto& row : rows) {
@@ -115,7 +115,7 @@ class LanguageTexts : public TextData {
       ++cut;
     }
     const auto all = rows.size();
-    std::erase_if(rows, [](const RowTokens& row) {
+    std::erase_if(rows, [](const TokenRow& row) {
       return std::all_of(row.targets.begin(), row.targets.end(), [](int64_t t) { return t == models::kIgnoredToken; });
     });
     LEVIN_CHECK(!rows.empty(), "[recipe] ", name, ": no text has a token to learn within data.max_length ",
@@ -131,7 +131,7 @@ class LanguageTexts : public TextData {
     return rows;
   }
 
-  RowTokens row_of(const LanguageExample& example, LanguageKind kind) const {
+  TokenRow row_of(const LanguageExample& example, LanguageKind kind) const {
     const auto& tokenizer = folder().tokenizer;
     text::LearnedTokens tokens;
     if (kind == LanguageKind::kText) {
@@ -153,7 +153,7 @@ class LanguageTexts : public TextData {
   }
 
   void split_validation() {
-    std::vector<RowTokens> rows, val;
+    std::vector<TokenRow> rows, val;
     for (int64_t i = 0; i < rows_[0].size(); ++i) rows.push_back(rows_[0].row(i));
     split_off(rows, val);
     rows_[0] = TokenRows(std::move(rows));

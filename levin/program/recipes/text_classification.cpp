@@ -115,10 +115,10 @@ class ClassifiedTexts : public TextData {
     return sets;
   }
 
-  std::vector<RowTokens> encoded(const std::vector<LabeledText>& texts, const std::vector<int64_t>& numbers) const {
+  std::vector<TokenRow> encoded(const std::vector<LabeledText>& texts, const std::vector<int64_t>& numbers) const {
     return encode_rows(static_cast<int64_t>(texts.size()), [&](int64_t i) {
       const auto at = static_cast<size_t>(i);
-      return RowTokens{.ids = cut_encoding(folder().tokenizer, texts[at].text, max_length()), .label = numbers[at]};
+      return TokenRow{.ids = cut_encoding(folder().tokenizer, texts[at].text, max_length()), .label = numbers[at]};
     });
   }
 
