@@ -180,13 +180,13 @@ int main(int argc, char** argv) {
           levin::TrainerOptions options{
               .logger = false, .enable_progress_bar = false, .default_root_dir = folder, .on_nonfinite = policy};
           const auto us =
-              train(levin::make_loader(wide, {.batch_size = 1}), false, options, width, width).microseconds();
+              train(levin::make_loader(wide, {.batch_size = 1}), false, options, width, width).cpu_microseconds();
           auto& least = best.emplace(policy, us).first->second;
           least = std::min(least, us);
           std::filesystem::remove_all(folder);
         }
       for (const auto& [policy, us] : best)
-        fmt::print("{}: {:.3f} us a step, {:+.3f} us ({:+.1f} %)\n", policy, us, us - best["warn"],
+        fmt::print("{}: {:.3f} us of CPU time a step, {:+.3f} us ({:+.1f} %)\n", policy, us, us - best["warn"],
                    100 * (us / best["warn"] - 1));
       return;
     }
