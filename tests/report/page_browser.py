@@ -83,6 +83,12 @@ def check_units(page, folder):
     expect("of different ranks" in page.evaluate("document.getElementById('view-compare').innerText"), "plain: the comparison says that ranks differ")
 
 
+def check_path_lane(page, folder):
+    """The critical path is a lane of the timeline."""
+    lanes = page.evaluate("(() => { const r = JSON.parse(document.getElementById('report').textContent).traces[0]; const t = with_critical_path(r.trace, r.critical_path); return [t.lanes.length - r.trace.lanes.length, t.lanes[0].group, t.lanes[0].spans.length === r.critical_path.segments.length, t.names[t.lanes[0].spans[0][3]] === r.critical_path.segments[0].name]; })()")
+    expect(lanes == [1, "Critical path", True, True], f"plain: the critical path is a lane: {lanes}")
+
+
 def check_empty(page, folder):
     """Empty views say why, and how to record them."""
     page.open(address(folder, "nothing", "overview"))
@@ -153,6 +159,7 @@ def check(folder):
         check_views(page, folder, "bare")
         check_empty(page, folder)
         check_units(page, folder)
+        check_path_lane(page, folder)
         # A second time where the machine had other work.
         size = (folder / "large.json").stat().st_size
         seconds = page.open(address(folder, "large", "overview"))

@@ -113,6 +113,8 @@ StackFrame frame_of(const torch::unwind::Frame& found, void* address) {
       !(is_known && info.dli_fname != nullptr && file_of(info.dli_fname) == file_of(found.filename.c_str()));
   frame.line = has_line ? static_cast<int64_t>(found.lineno) : 0;
   if (!has_line) frame.file = file_of(found.filename.c_str());
+  // Torch puts the folder of the compiler in front, also of whole paths.
+  if (const auto root = frame.file.rfind("//"); root != std::string::npos) frame.file.erase(0, root + 1);
   return frame;
 }
 

@@ -1,8 +1,18 @@
 // The timeline.
 
+/** The lanes with one more in front of them: what the step of medium length waited for. */
+function with_critical_path(t, path) {
+  const segments = list(path && path.segments);
+  if (!t || !segments.length) return t;
+  const names = list(t.names).slice(), kinds = list(t.kinds).slice();
+  const place = (all, text) => (all.includes(text) ? all.indexOf(text) : all.push(text) - 1);
+  const spans = segments.map((s) => [0, s.start_us, s.dur_us, place(names, s.name), place(kinds, s.kind), 1]);
+  return { ...t, names, kinds, lanes: [{ name: path.step, group: "Critical path", rows: 1, spans }, ...list(t.lanes)] };
+}
+
 function view_trace(report, trace) {
   if (!trace) return [no_trace("The timeline is")];
-  const t = trace.trace, lanes = list(t && t.lanes);
+  const t = with_critical_path(trace.trace, trace.critical_path), lanes = list(t && t.lanes);
   if (!lanes.some((l) => list(l.spans).length)) {
     return [empty_view("No spans", "The trace has no span to draw.", kProfile)];
   }
