@@ -29,6 +29,7 @@ class RandomOperators {
 
   const Tensor& state() const { return state_; }
 
+  /// Numbers that are compared are inputs: what is computed differs in its last bits.
   std::vector<Tensor> run() {
     std::mt19937_64 random(seed_);
     const auto pick = [&](size_t n) { return static_cast<size_t>(random() % n); };
@@ -51,7 +52,7 @@ class RandomOperators {
           pool.push_back(torch::tanh(x) - inputs_[3]);
           break;
         case 2:
-          pool.push_back(torch::where(x > 0, x, inputs_[4] * 0.5));
+          pool.push_back(torch::where(inputs_[2] > 0, x, inputs_[4] * 0.5));
           break;
         case 3:
           pool.push_back(torch::softmax(x.to(torch::kFloat), static_cast<int64_t>(pick(3))));
@@ -98,7 +99,7 @@ class RandomOperators {
           pool.push_back(x.to(torch::kBFloat16) * 3);
           break;
         case 15:
-          pool.push_back((x.to(torch::kFloat) > inputs_[1]).to(torch::kFloat) + x);
+          pool.push_back((inputs_[0] > inputs_[1]).to(torch::kFloat) + x);
           break;
         case 16: {
           auto y = torch::empty({4, 6, 8});

@@ -70,7 +70,7 @@ class Tensors {
       for (int64_t i = 0; i < sizes_[t]; ++i) {
         const double a = at(t, i), b = other.at(t, i);
         if (a == b || (a != a && b != b)) continue;
-        const double way = std::abs(a - b) / (unit * (std::abs(a) + 1e-3 * scale + 1e-6));
+        const double way = std::abs(a - b) / (unit * (std::abs(a) + 0.1 * scale + 1e-6));
         worst = way > worst || way != way ? (way != way ? std::numeric_limits<double>::infinity() : way) : worst;
       }
     }

@@ -9,7 +9,7 @@
 #include "levin/compile/optimize.h"
 #include "levin/compile/run.h"
 #include "levin/compile/trace.h"
-#include "levin/core/step_watch.h"
+#include "levin/core/compile/step_watch.h"
 
 namespace levin::compile {
 namespace {
