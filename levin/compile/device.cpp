@@ -20,10 +20,12 @@
 #include "levin/compile/trace.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/main.h"
 
 namespace levin::compile {
 namespace {
 
+using levin::one_line;
 using levin::detail::concat;
 using levin::detail::DeviceGraph;
 using levin::detail::GraphDevice;
@@ -251,13 +253,30 @@ class FusedGraph final : public DeviceGraph {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
+  /// One step, whatever comes of the comparison.
   void prove() {
-    const StepState state(graph_, device_);
+    std::optional<StepState> state;
+    try {
+      state.emplace(graph_, device_);
+      compare(*state);
+    } catch (const levin::Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {  // no memory for a second state
+      levin::log_warning(concat("[compile] the fused step is not used: it could not be checked: ", one_line(error)));
+      fused_.reset();
+      if (state) state->restore();
+      plain_->replay();
+    }
+    graph_.nodes.clear();
+  }
+
+  void compare(const StepState& state) {
     double slow = time(*plain_);
     auto right = outcome_of(graph_, &state);
     if (expected) {
       if (auto wrong = difference(*expected, right, Tolerance(graph_, /*bits=*/true)); !wrong.empty()) {
         unfit_ = concat("it does something past the dispatcher: ", wrong, " when it is run again");
+        const at::NoGradGuard no_grad;
         for (size_t i = 0; i < expected->parts.size(); ++i)
           tensor_over(graph_.storages[static_cast<size_t>(right.parts[i].view.storage)].memory, right.parts[i].view)
               .copy_(expected->parts[i].value);
@@ -268,7 +287,8 @@ class FusedGraph final : public DeviceGraph {
     }
     state.restore();
     double fast = time(*fused_);
-    auto wrong = difference(right, outcome_of(graph_, &state), Tolerance(graph_, to_the_bit_));
+    const auto wrong = difference(right, outcome_of(graph_, &state), Tolerance(graph_, to_the_bit_));
+    right.parts.clear();
     for (int i = 0; i < 3 && wrong.empty(); ++i) {
       state.restore();
       slow = std::min(slow, time(*plain_));
@@ -279,14 +299,13 @@ class FusedGraph final : public DeviceGraph {
       levin::log_info(concat("[compile] a step takes ", slow * 1e3, " ms, fused ", fast * 1e3, " ms"));
     if (wrong.empty() && fast <= slow) {
       plain_.reset();
-      if (memory_) memory_->empty_cache();
-    } else {
-      if (!wrong.empty()) levin::log_warning(concat("[compile] the fused step is not used: ", wrong));
-      fused_.reset();
-      state.restore();
-      plain_->replay();
+      memory_->empty_cache();
+      return;
     }
-    graph_.nodes.clear();
+    if (!wrong.empty()) levin::log_warning(concat("[compile] the fused step is not used: ", wrong));
+    state.restore();
+    plain_->replay();
+    fused_.reset();
   }
 
   std::shared_ptr<DeviceGraph> plain_, fused_;

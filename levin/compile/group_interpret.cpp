@@ -266,9 +266,24 @@ bool compared(ScalarOp op, T a, T b) {
       return a <= b;
     case ScalarOp::kGt:
       return a > b;
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+    case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+    case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+    case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kGe: case ScalarOp::kWhere:
+    case ScalarOp::kRowSum: case ScalarOp::kRowMax: case ScalarOp::kRowMin: case ScalarOp::kRowProd:
+    case ScalarOp::kColumnSum:
+      // clang-format on
       return a >= b;
   }
+  return {};
 }
 
 Cell apply(const Scalar& value, Number operand, Cell a, Cell b, Cell c) {
@@ -297,9 +312,24 @@ Cell reduced(ScalarOp op, Number number, Cell sum, Cell x) {
     }
     case ScalarOp::kRowProd:
       return real ? Cell{sum.real * x.real, 0} : Cell{0, whole_of(ScalarOp::kMul, sum.whole, x.whole)};
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+    case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+    case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+    case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kEq: case ScalarOp::kNe:
+    case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe: case ScalarOp::kWhere:
+    case ScalarOp::kRowSum: case ScalarOp::kColumnSum:
+      // clang-format on
       return real ? Cell{sum.real + x.real, 0} : Cell{0, whole_of(ScalarOp::kAdd, sum.whole, x.whole)};
   }
+  return {};
 }
 
 Cell start_of(ScalarOp op) {
@@ -311,9 +341,24 @@ Cell start_of(ScalarOp op) {
       return {most, std::numeric_limits<int64_t>::max()};
     case ScalarOp::kRowProd:
       return {1, 1};
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+    case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+    case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+    case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kEq: case ScalarOp::kNe:
+    case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe: case ScalarOp::kWhere:
+    case ScalarOp::kRowSum: case ScalarOp::kColumnSum:
+      // clang-format on
       return {};
   }
+  return {};
 }
 
 /// The elements of the space in order, each with its coordinates.

@@ -136,9 +136,12 @@ int Lower::as(int value, Number to) {
       return group.cast(value, at::kDouble);
     case Number::kInt:
       return group.cast(value, at::kLong);
-    default:
+    // clang-format off
+    case Number::kBool:
+      // clang-format on
       return group.cast(value, at::kBool);
   }
+  return {};
 }
 
 int Lower::operand(std::string_view name) {

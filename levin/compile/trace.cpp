@@ -13,9 +13,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "levin/compile/memory.h"
+#include "levin/core/compile/step_watch.h"
 #include "levin/core/dispatch.h"
 #include "levin/core/error.h"
-#include "levin/core/step_watch.h"
 
 namespace levin::compile {
 namespace {
@@ -283,11 +283,9 @@ TracedStep trace(const std::function<void()>& step, const TraceOptions& options)
   try {
     const levin::detail::WatchStep watch(recorder);
     step();
-  } catch (const c10::Error& error) {
-    if (recorder.failed().empty()) throw;
-    auto named = error;
-    named.add_context("in " + recorder.failed());
-    throw named;
+  } catch (c10::Error& error) {
+    if (!recorder.failed().empty()) error.add_context("in " + recorder.failed());
+    throw;
   }
   return recorder.finish_step();
 }

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "levin/core/compile_mode.h"
+#include "levin/core/compile/compile_mode.h"
 #include "levin/devices/devices.h"
 #include "levin/loggers/logger.h"
 #include "levin/precision/precision.h"

@@ -1,4 +1,4 @@
-#include "levin/core/compile_mode.h"
+#include "levin/core/compile/compile_mode.h"
 
 #include <gtest/gtest.h>
 

@@ -24,6 +24,8 @@ struct CountingDevice final : detail::GraphDevice {
       ++device.replays;
       if (device.replayed) device.replayed();
     }
+    std::string why_unfit() const override { return device.unfit; }
+    bool is_outdated() const override { return std::exchange(device.outdated, false); }
     CountingDevice& device;
   };
 
@@ -42,7 +44,12 @@ struct CountingDevice final : detail::GraphDevice {
   }
   void empty_cache() override {}
 
+  void set_inputs(const std::vector<Tensor>& given) override { inputs = given.size(); }
+
   int captures = 0, replays = 0, aliases = 0;
+  size_t inputs = 0;
+  std::string unfit;
+  bool outdated = false;
   std::function<void()> replayed;
 };
 
@@ -58,6 +65,28 @@ class CompiledStepTest : public ::testing::Test {
   detail::StepSurroundings around;
   std::shared_ptr<StepCompiler> compiler;
 };
+
+TEST_F(CompiledStepTest, AGraphThatDoesNotFitAnyMoreGoes) {
+  auto step = compiled([&](Batch& batch) { return batch["x"].sum(); });
+  const auto call = [&] {
+    Batch batch{{"x", torch::ones({4})}};
+    step(batch);
+  };
+  for (int i = 0; i < 4; ++i) call();
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->inputs, 1u) << "the device knows what differs from replay to replay";
+  device->outdated = true;
+  for (int i = 0; i < 3; ++i) call();
+  EXPECT_EQ(device->captures, 2) << "it is captured again";
+  device->unfit = "it does something past the dispatcher";
+  const auto replays = device->replays;
+  const auto lines = testing::captured_stderr([&] {
+    for (int i = 0; i < 3; ++i) call();
+  });
+  EXPECT_NE(lines.find("step runs eagerly: it does something past the dispatcher"), std::string::npos) << lines;
+  EXPECT_EQ(device->replays, replays) << "it runs eagerly";
+  EXPECT_EQ(compiler->counts().captured, 2);
+}
 
 TEST_F(CompiledStepTest, TwoCallsOfAKindRunEagerlyThenOneIsCaptured) {
   int calls = 0;

@@ -212,7 +212,15 @@ T single(ScalarOp op, T a, T b) {
         const T down = std::floor(whole);
         return whole - down > T(0.5) ? down + 1 : down;
       }
-      default:
+      // clang-format off
+      case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+      case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kMin: case ScalarOp::kMax:
+      case ScalarOp::kNeg: case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kIsNan:
+      case ScalarOp::kNot: case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kEq:
+      case ScalarOp::kNe: case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe:
+      case ScalarOp::kWhere: case ScalarOp::kRowSum: case ScalarOp::kRowMax: case ScalarOp::kRowMin:
+      case ScalarOp::kRowProd: case ScalarOp::kColumnSum:
+        // clang-format on
         break;
     }
   } else {
@@ -236,7 +244,20 @@ T single(ScalarOp op, T a, T b) {
         return a ^ b;
       case ScalarOp::kNot:
         return ~a;
-      default:
+      // clang-format off
+      case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+      case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv: case ScalarOp::kPow:
+      case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+      case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+      case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+      case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+      case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+      case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+      case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kEq:
+      case ScalarOp::kNe: case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe:
+      case ScalarOp::kWhere: case ScalarOp::kRowSum: case ScalarOp::kRowMax: case ScalarOp::kRowMin:
+      case ScalarOp::kRowProd: case ScalarOp::kColumnSum:
+        // clang-format on
         break;
     }
   }
@@ -278,9 +299,24 @@ int32_t mask_of(ScalarOp op, T a, T b) {
       return -(a > b);
     case ScalarOp::kGe:
       return -(a >= b);
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+    case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+    case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+    case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kWhere:
+    case ScalarOp::kRowSum: case ScalarOp::kRowMax: case ScalarOp::kRowMin: case ScalarOp::kRowProd:
+    case ScalarOp::kColumnSum:
+      // clang-format on
       return -(a != a);  // kIsNan
   }
+  return {};
 }
 
 template <class T>
@@ -325,7 +361,21 @@ void run_bools(const Instruction& in, int64_t n) {
       case ScalarOp::kWhere:
         out[i] = a ? b : at<int32_t>(in.c, i);
         break;
-      default:
+      // clang-format off
+      case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+      case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kDiv: case ScalarOp::kFloorDiv:
+      case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod: case ScalarOp::kPow:
+      case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+      case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+      case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+      case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+      case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+      case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+      case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kEq:
+      case ScalarOp::kNe: case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe:
+      case ScalarOp::kRowSum: case ScalarOp::kRowMax: case ScalarOp::kRowMin: case ScalarOp::kRowProd:
+      case ScalarOp::kColumnSum:
+        // clang-format on
         out[i] = mask_of(in.op, a ? 1 : 0, b ? 1 : 0);
     }
   }
@@ -443,9 +493,20 @@ LEVIN_INLINE bool run_floats_body(const Instruction& in, int64_t n) {
         save(in.out, i, y);
       }
       return true;
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kAtan2: case ScalarOp::kSign: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kSin: case ScalarOp::kCos:
+    case ScalarOp::kTan: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kRowSum:
+    case ScalarOp::kRowMax: case ScalarOp::kRowMin: case ScalarOp::kRowProd: case ScalarOp::kColumnSum:
+      // clang-format on
       return false;
   }
+  return {};
 }
 
 LEVIN_INLINE void round_all_body(void* out, const Operand& from, int64_t n) {

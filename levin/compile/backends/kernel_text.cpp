@@ -57,9 +57,24 @@ std::string_view reducer_text(ScalarOp op) {
       return "Min";
     case ScalarOp::kRowProd:
       return "Prod";
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+    case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+    case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+    case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kEq: case ScalarOp::kNe:
+    case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe: case ScalarOp::kWhere:
+    case ScalarOp::kRowSum: case ScalarOp::kColumnSum:
+      // clang-format on
       return "Sum";
   }
+  return {};
 }
 
 std::string start_text(ScalarOp op, Number number) {
@@ -71,9 +86,24 @@ std::string start_text(ScalarOp op, Number number) {
       return real ? single ? "INF32" : "INF64" : "(i64)~(1ull << 63)";
     case ScalarOp::kRowProd:
       return "1";
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kCast:
+    case ScalarOp::kAdd: case ScalarOp::kSub: case ScalarOp::kMul: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kNeg:
+    case ScalarOp::kAbs: case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1:
+    case ScalarOp::kExp2: case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2:
+    case ScalarOp::kLog10: case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin:
+    case ScalarOp::kCos: case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid:
+    case ScalarOp::kErf: case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil:
+    case ScalarOp::kRound: case ScalarOp::kTrunc: case ScalarOp::kIsNan: case ScalarOp::kNot:
+    case ScalarOp::kAnd: case ScalarOp::kOr: case ScalarOp::kXor: case ScalarOp::kEq: case ScalarOp::kNe:
+    case ScalarOp::kLt: case ScalarOp::kLe: case ScalarOp::kGt: case ScalarOp::kGe: case ScalarOp::kWhere:
+    case ScalarOp::kRowSum: case ScalarOp::kColumnSum:
+      // clang-format on
       return "0";
   }
+  return {};
 }
 
 std::string constant_text(const Scalar& value) {
@@ -136,9 +166,21 @@ std::string operation_text(const Scalar& value, Number operand, const std::strin
       return concat("(", a, " != ", a, ")");
     case ScalarOp::kWhere:
       return concat("(", a, " ? ", b, " : ", c, ")");
-    default:
+    // clang-format off
+    case ScalarOp::kLoad: case ScalarOp::kNumber: case ScalarOp::kIndex: case ScalarOp::kDiv:
+    case ScalarOp::kFloorDiv: case ScalarOp::kTruncDiv: case ScalarOp::kRemainder: case ScalarOp::kFmod:
+    case ScalarOp::kPow: case ScalarOp::kMin: case ScalarOp::kMax: case ScalarOp::kAtan2: case ScalarOp::kAbs:
+    case ScalarOp::kSign: case ScalarOp::kExp: case ScalarOp::kExpm1: case ScalarOp::kExp2:
+    case ScalarOp::kLog: case ScalarOp::kLog1p: case ScalarOp::kLog2: case ScalarOp::kLog10:
+    case ScalarOp::kSqrt: case ScalarOp::kRsqrt: case ScalarOp::kRecip: case ScalarOp::kSin: case ScalarOp::kCos:
+    case ScalarOp::kTan: case ScalarOp::kTanh: case ScalarOp::kSigmoid: case ScalarOp::kErf:
+    case ScalarOp::kAtan: case ScalarOp::kFloor: case ScalarOp::kCeil: case ScalarOp::kRound:
+    case ScalarOp::kTrunc: case ScalarOp::kRowSum: case ScalarOp::kRowMax: case ScalarOp::kRowMin:
+    case ScalarOp::kRowProd: case ScalarOp::kColumnSum:
+      // clang-format on
       return call();
   }
+  return {};
 }
 
 namespace {

@@ -1,6 +1,7 @@
-#include "levin/core/step_watch.h"
+#include "levin/core/compile/step_watch.h"
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -20,16 +21,21 @@ void watched_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
 
 }  // namespace
 
-void register_step_watch() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    // Where nobody includes the key nothing of this is called.
-    static auto& library = *new torch::Library(torch::Library::IMPL, "_", kBelowAutogradKey, __FILE__, __LINE__);
-    library.fallback(torch::CppFunction::makeFromBoxedFunction<&watched_operator>());
-  });
+void register_step_watch(bool watches) {
+  static std::mutex mutex;
+  static std::unique_ptr<torch::Library>& library = *new std::unique_ptr<torch::Library>();
+  static bool is_watched = false;
+  const std::lock_guard lock(mutex);
+  if (library && (is_watched || !watches)) return;
+  library.reset();  // a key has one fallback
+  library = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kBelowAutogradKey, __FILE__, __LINE__);
+  library->fallback(watches ? torch::CppFunction::makeFromBoxedFunction<&watched_operator>()
+                            : torch::CppFunction::makeFallthrough());
+  is_watched = watches;
 }
 
-WatchStep::WatchStep(StepWatch& watch) : include_((register_step_watch(), c10::DispatchKeySet(kBelowAutogradKey))) {
+WatchStep::WatchStep(StepWatch& watch)
+    : include_((register_step_watch(/*watches=*/true), c10::DispatchKeySet(kBelowAutogradKey))) {
   StepWatch* none = nullptr;
   LEVIN_CHECK(watch_now.compare_exchange_strong(none, &watch), "[compile] another step is being traced");
 }

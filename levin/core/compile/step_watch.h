@@ -50,8 +50,9 @@ void call_below_watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
                       bool inside = false);
 /// For others who register kernels at kBelowAutogradKey: tells the watch, if there is one, else calls what is below.
 void pass_to_watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-/// The fallback of kBelowAutogradKey for all operators, once for the process.
-void register_step_watch();
+/// The fallback of kBelowAutogradKey for the operators that nobody has taken there. Without `watches` it costs nothing,
+/// until a step is watched for the first time.
+void register_step_watch(bool watches);
 
 /// Whether this thread is watched.
 bool is_step_watched();

@@ -6,8 +6,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "levin/core/compile/step_watch.h"
 #include "levin/core/error.h"
-#include "levin/core/step_watch.h"
 #include "levin/core/words.h"
 #include "levin/nn/saved_tensors.h"
 
@@ -46,7 +46,7 @@ void intercept_operator(const c10::OperatorName& name) {
   const std::lock_guard lock(mutex);
   static bool is_registered = false;
   if (!is_registered) {
-    register_step_watch();  // the fallback of the key: it passes on what nobody watches
+    register_step_watch(/*watches=*/false);
     is_registered = true;
   }
   if (!done.insert(name).second) return;

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "levin/core/step_watch.h"
+#include "levin/core/compile/step_watch.h"
 #include "levin/kernels/fused_step/adam.h"
 
 namespace levin::optim::detail {
