@@ -1,10 +1,13 @@
 #pragma once
 
+#include <any>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,8 @@
 #include <torch/nn/module.h>
 
 #include "levin/core/batch.h"
+#include "levin/core/each_tensor.h"
+#include "levin/core/error.h"
 #include "levin/nn/policy.h"
 #include "levin/optim/optimizer.h"
 #include "levin/precision/precision.h"
@@ -22,11 +27,39 @@
 
 namespace levin {
 
+/// What a forward returns: a Tensor, or a tuple, vector or struct of them (levin/core/each_tensor.h).
+class ForwardOutput {
+ public:
+  ForwardOutput() = default;
+  template <class T>
+  requires(!std::same_as<std::remove_cvref_t<T>, ForwardOutput> && TensorNest<std::remove_cvref_t<T>>)
+      ForwardOutput(T&& value)
+      : value_(std::forward<T>(value)), each_([](std::any& held, const std::function<void(Tensor&)>& f) {
+          each_tensor(*std::any_cast<std::remove_cvref_t<T>>(&held), f);
+        }) {}
+
+  /// The value, by the type that forward returned.
+  template <class T>
+  const T& as() const {
+    const auto* value = std::any_cast<T>(&value_);
+    LEVIN_CHECK(value, "[estimate_memory] forward did not return what loss takes; they need one type");
+    return *value;
+  }
+  operator const Tensor&() const { return as<Tensor>(); }
+  void each_tensor_in(const std::function<void(Tensor&)>& f) {
+    if (each_) each_(value_, f);
+  }
+
+ private:
+  std::any value_;
+  void (*each_)(std::any&, const std::function<void(Tensor&)>&) = nullptr;
+};
+
 /// A model and its training step, made again for every estimate, on tensors without memory.
 struct TrainingStep {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<Tensor(const Batch&)> forward;
-  std::function<Tensor(const Tensor& output, const Batch&)> loss;
+  std::function<ForwardOutput(const Batch&)> forward;
+  std::function<Tensor(const ForwardOutput& output, const Batch&)> loss;
 };
 using MakeTrainingStep = std::function<TrainingStep()>;
 
@@ -52,16 +85,42 @@ StateBytes bytes_per_parameter(const StateLayout& layout, const PrecisionPlan& p
 std::vector<std::string> known_memory_optimizers();
 
 namespace detail {
+
+/// A model as its maker returned it, called as itself: `model(x)` is its forward. (Torch's own call knows no templated
+/// forward, which Sequential and its subclasses have, and a shared_ptr has no call.)
+template <class Handle>
+class CalledModel final : public Handle {
+ public:
+  explicit CalledModel(Handle handle) : Handle(std::move(handle)) {}
+
+  template <class... Args>
+  decltype(auto) operator()(Args&&... args) {
+    if constexpr (requires(Handle & handle) {
+                    requires !std::is_void_v<decltype(handle(std::forward<Args>(args)...))>;
+                  })
+      return static_cast<Handle&>(*this)(std::forward<Args>(args)...);
+    else
+      return Handle::operator->()->forward(std::forward<Args>(args)...);
+  }
+};
+
 template <class Make, class Forward, class Loss>
 MakeTrainingStep training_step_of(Make make, Forward forward, Loss loss) {
   return [=]() -> TrainingStep {
-    auto model = make();
+    CalledModel model(make());
     std::shared_ptr<torch::nn::Module> module;
     if constexpr (requires { model.ptr(); })
       module = model.ptr();
     else
       module = model;
-    return {module, [model, forward](const Batch& given) mutable { return forward(model, given); }, loss};
+    using Output = std::remove_cvref_t<decltype(forward(model, std::declval<const Batch&>()))>;
+    static_assert(
+        TensorNest<Output>,
+        "levin: forward returns a Tensor, or a tuple, vector or plain struct of them (levin/core/each_tensor.h)");
+    return {module, [model, forward](const Batch& given) mutable -> ForwardOutput { return forward(model, given); },
+            [loss](const ForwardOutput& output, const Batch& given) mutable -> Tensor {
+              return loss(output.as<Output>(), given);
+            }};
   };
 }
 }  // namespace detail
@@ -127,7 +186,8 @@ struct MemoryEstimate {
 /// Runs a training step without memory, and tells what it would have allocated. Nothing is allocated on any device; a
 /// model of any size takes seconds. `batch` gives shapes and dtypes; its tensors may be on any device, meta too.
 ///
-/// An Error names the operator when the step uses one whose results are not known without data.
+/// A constructor may load weights from a file: the model is then made with memory on the CPU, and its values are let
+/// go. An Error names the operator, the unit and what to write when the step uses one whose results depend on values.
 MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch, const MemoryQuestion& question = {});
 
 /// The same under a strategy that is connected: its options, its number of ranks, its device. Also by

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "levin/kernels/played_device.h"
+#include "levin/memory/choices.h"
+#include "levin/memory/convolutions.h"
+#include "levin/memory/shapes/shapes.h"
 
 namespace levin::detail {
 
@@ -23,12 +25,6 @@ using Mask3 = std::array<bool, 3>;
 
 bool plays_cuda() {
   return kernels::played_device() == c10::kCUDA;
-}
-
-std::vector<int64_t> ints(SymInts list) {
-  std::vector<int64_t> values;
-  for (const auto& each : list) values.push_back(each.expect_int());
-  return values;
 }
 
 Tensor like(const Tensor& tensor, bool wanted = true) {
@@ -86,45 +82,6 @@ Three group_norm_backward(const Tensor&, const Tensor& x, const Tensor&, const T
   const auto dtype = weight && weight->defined() ? weight->scalar_type() : x.scalar_type();
   return {like(x, mask[0]), mask[1] ? made({c.expect_int()}, x, dtype) : Tensor(),
           mask[2] ? made({c.expect_int()}, x, dtype) : Tensor()};
-}
-
-// ---- convolution
-
-bool is_channels_last(const Tensor& x, const Tensor& weight) {
-  return x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
-         weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-}
-
-/// What a channels-last convolution takes on the CPU for the time of a call: the weight in that format, and oneDNN's
-/// gradient of it in its own order and in torch's.
-std::vector<Tensor> reordered(const Tensor& x, const Tensor& weight, bool has_gradient) {
-  std::vector<Tensor> result;
-  if (plays_cuda() || !at::globalContext().userEnabledMkldnn() || x.scalar_type() != at::kFloat || x.dim() != 4 ||
-      !is_channels_last(x, weight))
-    return result;
-  const int copies = (weight.is_contiguous(at::MemoryFormat::ChannelsLast) ? 0 : 1) + (has_gradient ? 2 : 0);
-  for (int i = 0; i < copies; ++i) result.push_back(like(weight));
-  return result;
-}
-
-Tensor convolution(const Tensor& x, const Tensor& weight, const MaybeTensor&, SymInts stride, SymInts padding,
-                   SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
-  const auto s = ints(stride), p = ints(padding), d = ints(dilation), extra = ints(output_padding);
-  std::vector<int64_t> sizes{x.size(0), transposed ? weight.size(1) * groups.expect_int() : weight.size(0)};
-  for (size_t i = 0; i + 2 < static_cast<size_t>(x.dim()); ++i) {
-    const auto at = [i](const std::vector<int64_t>& values) { return values[values.size() == 1 ? 0 : i]; };
-    const auto n = x.size(static_cast<int64_t>(i) + 2), k = at(d) * (weight.size(static_cast<int64_t>(i) + 2) - 1) + 1;
-    sizes.push_back(transposed ? (n - 1) * at(s) - 2 * at(p) + k + at(extra) : (n + 2 * at(p) - k) / at(s) + 1);
-  }
-  const auto scratch = reordered(x, weight, /*has_gradient=*/false);
-  auto result = made(sizes, x);
-  return x.dim() == 4 && is_channels_last(x, weight) ? at::empty(sizes, x.options(), at::MemoryFormat::ChannelsLast)
-                                                     : result;
-}
-Three convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, SymInts, SymInts, SymInts, bool,
-                           SymInts, c10::SymInt, Mask3 mask) {
-  const auto scratch = reordered(x, weight, mask[1]);
-  return {like(x, mask[0]), like(weight, mask[1]), mask[2] ? made({grad.size(1)}, grad) : Tensor()};
 }
 
 // ---- attention: [B, H, T, D]; results are laid out as [B, T, H, D], as they come from one product
@@ -261,60 +218,6 @@ Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::option
   return result;
 }
 
-// ---- the rest
-
-/// The CPU keeps the factors of dropout, CUDA a byte for each.
-Tensor dropout(const Tensor& x, double p, bool train) {
-  if (!train || p == 0 || x.numel() == 0) return x;
-  if (plays_cuda() && p < 1) return std::get<0>(at::native_dropout(x, p, true));
-  return x * at::empty_like(x.detach());
-}
-std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double, std::optional<bool>) {
-  return {like(x), at::empty_like(x, x.options().dtype(at::kBool))};
-}
-Tensor native_dropout_backward(const Tensor& grad, const Tensor&, double) {
-  return like(grad);
-}
-Tensor pool(const Tensor& x, SymInts output) {
-  auto sizes = x.sizes().vec();
-  const auto last = ints(output);
-  std::copy(last.begin(), last.end(), sizes.end() - 2);
-  return made(sizes, x);
-}
-Tensor pool_backward(const Tensor&, const Tensor& x) {
-  return like(x);
-}
-Tensor relu(const Tensor& x) {
-  return like(x);
-}
-Tensor absolute(const Tensor& x) {
-  return like(x);
-}
-Tensor logical_not(const Tensor& x) {
-  return at::empty_like(x, x.options().dtype(at::kBool));
-}
-Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
-  auto sizes = x.sizes().vec();
-  sizes[static_cast<size_t>(dim < 0 ? dim + x.dim() : dim)] = index.numel();
-  return made(sizes, x);
-}
-Tensor embedding_backward(const Tensor& grad, const Tensor&, c10::SymInt words, c10::SymInt, bool) {
-  return made({words.expect_int(), grad.size(-1)}, grad);
-}
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  const auto sizes = at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes()));
-  return made(sizes, condition, at::result_type(a, b));
-}
-Tensor mse_backward(const Tensor&, const Tensor& x, const Tensor&, int64_t) {
-  return like(x);
-}
-std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& x) {
-  return {like(x), plays_cuda() ? made({0}, x) : like(x)};
-}
-Tensor log_sigmoid_backward(const Tensor&, const Tensor& x, const Tensor&) {
-  return like(x);
-}
-
 }  // namespace
 
 MetaKernels::MetaKernels(c10::DeviceType device)
@@ -324,22 +227,18 @@ MetaKernels::MetaKernels(c10::DeviceType device)
                                                 __LINE__)) {
   kernels::set_played_device(device);
   auto& m = *shapes_;
-  {
-    // It has one, which knows nothing of the memory that the device's takes; a warning says that this one is used now.
-    struct Silent : c10::WarningHandler {
-      void process(const c10::Warning&) override {}
-    } silent;
-    const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
-    m.impl("sum.dim_IntList", sum);
-  }
+  // Some have one, which knows nothing of the memory that the device's takes; a warning says that this one is used now.
+  struct Silent : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  m.impl("sum.dim_IntList", sum);
   m.impl("native_layer_norm", layer_norm);
   m.impl("native_layer_norm_backward", layer_norm_backward);
   m.impl("native_batch_norm", batch_norm);
   m.impl("native_batch_norm_backward", batch_norm_backward);
   m.impl("native_group_norm", group_norm);
   m.impl("native_group_norm_backward", group_norm_backward);
-  m.impl("convolution_overrideable", convolution);
-  m.impl("convolution_backward_overrideable", convolution_backward);
   m.impl("_scaled_dot_product_flash_attention", flash);
   m.impl("_scaled_dot_product_flash_attention_backward", flash_backward);
   m.impl("_scaled_dot_product_cudnn_attention", cudnn);
@@ -349,21 +248,10 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   m.impl("_scaled_dot_product_flash_attention_for_cpu", cpu_flash);
   m.impl("_scaled_dot_product_flash_attention_for_cpu_backward", cpu_flash_backward);
   m.impl("_safe_softmax", safe_softmax);
-  m.impl("native_dropout", native_dropout);
-  m.impl("native_dropout_backward", native_dropout_backward);
-  m.impl("_adaptive_avg_pool2d", pool);
-  m.impl("_adaptive_avg_pool2d_backward", pool_backward);
-  m.impl("relu", relu);
-  m.impl("abs", absolute);
-  m.impl("logical_not", logical_not);
-  m.impl("index_select", index_select);
-  m.impl("embedding_dense_backward", embedding_backward);
-  m.impl("where.self", where);
-  m.impl("mse_loss_backward", mse_backward);
-  m.impl("log_sigmoid_forward", log_sigmoid);
-  m.impl("log_sigmoid_backward", log_sigmoid_backward);
   choices_->impl("scaled_dot_product_attention", attention);
-  choices_->impl("dropout", dropout);
+  register_convolutions(m);
+  register_choices(m, *choices_);
+  register_shapes(m, *choices_);
 }
 
 MetaKernels::~MetaKernels() {

@@ -15,12 +15,15 @@
 #include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/memory/autocast.h"
 #include "levin/memory/kernels.h"
+#include "levin/memory/made_step.h"
 #include "levin/memory/promotion.h"
+#include "levin/memory/shapes/shapes.h"
 #include "levin/memory/staged_step.h"
 #include "levin/memory/widths.h"
 #include "levin/nn/checkpointing/after_recompute.h"
 #include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/nn/failed_unit.h"
 #include "levin/nn/forward_dtype.h"
 #include "levin/nn/tie.h"
 #include "levin/nn/unit.h"
@@ -132,14 +135,11 @@ class Tracer {
     if (question.device == c10::kCPU) promotion_.emplace();
   }
 
+  /// Of the step that runs; null before it is made.
+  const torch::nn::Module* module() const { return step_.module.get(); }
+
   StepTrace run(const MakeTrainingStep& make, const Batch& given) {
-    {
-      InitScope scope({.device = c10::Device(at::kMeta), .dtype = plan_.params});
-      step_ = make();
-      LEVIN_CHECK(step_.module && step_.forward && step_.loss,
-                  "[estimate_memory] the function must make a module, a forward and a loss");
-      scope.finish(*step_.module);
-    }
+    step_ = make_without_data(make, plan_.params);
     step_.module->train();
     for (const auto& param : unique_parameters(*step_.module)) trace_.num_parameters += param.numel();
     if (question_.layout && question_.layout->split_module) question_.layout->split_module(*step_.module);
@@ -326,7 +326,7 @@ class Tracer {
   }
 
   Tensor forward(const Batch& batch) {
-    Tensor output;
+    ForwardOutput output;
     {
       Batch cast;
       for (const auto& [name, tensor] : batch) cast.set(name, cast_floating_to(tensor, plan_.inputs));
@@ -335,7 +335,8 @@ class Tracer {
       const kernels::Fp8Scope fp8(fp8_);
       output = step_.forward(cast);
     }
-    return step_.loss(cast_floating_to(output, plan_.outputs), batch);
+    if (plan_.outputs) output.each_tensor_in([&](Tensor& each) { each = cast_floating_to(each, plan_.outputs); });
+    return step_.loss(output, batch);
   }
 
   /// What lives now, and was not there before, is kept for backward. `keeps`: so is what was before.
@@ -366,20 +367,31 @@ class Tracer {
   StepTrace trace_;
 };
 
+/// "aten::foo" and what is wrong with it, for what torch throws when a step cannot run without data.
+std::string without_data_error(const c10::Error& error) {
+  if (dynamic_cast<const UnknownShapeError*>(&error)) return concat("the step uses ", first_line(error));
+  const auto text = first_line(error);
+  if (const auto colon = text.find(": attempted to run this operator with Meta tensors"); colon != text.npos)
+    return concat(
+        "the step uses ", text.substr(0, colon),
+        ", which has no shape function; write it with other operators, or leave it out of the estimated step");
+  if (text.find("Cannot copy out of meta tensor") != text.npos)
+    return "the step copies values to another device, or reads them (cpu(), lengths as tensors, a print); leave that "
+           "out "
+           "of the estimated step";
+  return concat("the step does not run on shapes alone: ", text);
+}
+
 }  // namespace
 
 StepTrace trace_step(const MakeTrainingStep& make, const Batch& batch, const MemoryQuestion& question,
                      const PrecisionPlan& plan) {
+  Tracer tracer(question, plan);
   try {
-    return Tracer(question, plan).run(make, batch);
+    return tracer.run(make, batch);
   } catch (const c10::Error& error) {
-    // "aten::foo: attempted to run this operator with Meta tensors, but ..."
-    const std::string text = error.what_without_backtrace();
-    const auto colon = text.find(": attempted to run this operator with Meta tensors");
-    LEVIN_CHECK(colon == std::string::npos, "[estimate_memory] the step uses ", text.substr(0, colon),
-                ", whose results are not known without data");
-    const auto line = text.substr(0, text.find('\n'));
-    detail::fail(detail::concat("[estimate_memory] the step does not run on shapes alone: ", line));
+    const auto unit = failed_unit(error, tracer.module());
+    detail::fail(concat("[estimate_memory] ", without_data_error(error), unit.empty() ? "" : concat(" (", unit, ")")));
   }
 }
 
