@@ -155,8 +155,8 @@ struct TrainerOptions {
   std::filesystem::path default_root_dir = {};
   /// Gives the hyperparameters to the loggers.
   bool enable_autolog_hparams = true;
-  /// Fuses the steps, captures them in CUDA graphs and replays them (docs/compile.md); "graph": captures them as they
-  /// are. What cannot be captured runs eagerly, and a line says why.
+  /// Captures the steps in CUDA graphs and replays them (docs/compile.md); "fuse": fuses their operators first. What
+  /// cannot be captured runs eagerly, and a line says why.
   CompileMode compile = false;
   /// What becomes of an optimizer step whose loss or gradients are nan or inf on any rank: "stop" ends the run on all
   /// ranks, "skip" leaves the step out on all ranks, "rollback" goes back to the weights of the last good checkpoint,

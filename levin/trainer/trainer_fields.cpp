@@ -22,11 +22,11 @@ std::string one_text(const Node& node) {
 
 template <>
 struct Codec<CompileMode> {
-  static std::string type() { return "BOOL|graph"; }
+  static std::string type() { return "BOOL|graph|fuse"; }
   static CompileMode read(const Node& node) {
     if (node.is_null()) return {};
     const auto text = detail::read_text(node);
-    return text == "graph" ? CompileMode(text) : CompileMode(detail::read_bool(node));
+    return text == "graph" || text == "fuse" ? CompileMode(text) : CompileMode(detail::read_bool(node));
   }
   static Node write(const CompileMode& value) { return Node::of_text(value.to_string()); }
 };
@@ -159,7 +159,7 @@ void fields(TrainerOptions& o, auto f) {
     "reload the data loaders every N epochs; 0 is never");
   f("default_root_dir", o.default_root_dir, "folder for logs and checkpoints; default: the current folder");
   f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
-  f("compile", o.compile, "fuse steps, capture them in CUDA graphs and replay them; graph: capture them as they are");
+  f("compile", o.compile, "capture steps in CUDA graphs and replay them; fuse: fuse their operators first");
   f("on_nonfinite", o.on_nonfinite,
     "what to do when the loss or the gradients of a step are NaN or inf: end the run, leave the step out, go back to "
     "the last good checkpoint, or warn",

@@ -74,7 +74,7 @@ TEST(FusedOnGpu, StepsFollowEagerOnes) {
     for (const double dropout : {0.0, 0.1})
       for (const int accumulate : {1, 2}) {
         const auto eager = curve(precision, false, dropout, accumulate);
-        const auto fused = curve(precision, true, dropout, accumulate);
+        const auto fused = curve(precision, "fuse", dropout, accumulate);
         const double tolerance = std::string(precision) == "32-true" ? 1e-2 : 3e-2;
         for (size_t i = 0; i < eager.size(); ++i)
           EXPECT_NEAR(fused[i], eager[i], tolerance * eager[i])

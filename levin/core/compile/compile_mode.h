@@ -5,18 +5,18 @@
 
 namespace levin {
 
-/// How steps are compiled: `true` fuses and captures, "graph" captures them as they are (the bits of eager steps),
-/// `false` calls them.
+/// How steps are compiled: `true` or "graph" captures them as they are (the bits of eager steps), "fuse" fuses their
+/// operators and captures them, `false` calls them.
 class CompileMode {
  public:
-  CompileMode(bool on = false) : kind_(on ? Kind::kFuse : Kind::kOff) {}
+  CompileMode(bool on = false) : kind_(on ? Kind::kGraph : Kind::kOff) {}
   CompileMode(std::string_view word);
   CompileMode(const char* word) : CompileMode(std::string_view(word)) {}
   CompileMode(const std::string& word) : CompileMode(std::string_view(word)) {}
 
   explicit operator bool() const { return kind_ != Kind::kOff; }
   bool fuses() const { return kind_ == Kind::kFuse; }
-  /// "true", "graph" or "false".
+  /// "fuse", "graph" or "false".
   std::string to_string() const;
   bool operator==(const CompileMode&) const = default;
 
