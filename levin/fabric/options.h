@@ -54,6 +54,8 @@ struct FabricOptions {
   /// An optimizer step whose loss, or a gradient, is inf or nan on any rank changes nothing on any; nobody waits for
   /// the device. (16-mixed always does so.)
   bool skip_nonfinite = false;
+  /// Batch norm by the batches of all ranks, torch's own layers too; `false`: each rank by its own.
+  bool sync_batchnorm = false;
 };
 
 /// What a run will do: the options with every "auto" answered. A plain value, printable, made without touching

@@ -34,7 +34,7 @@ FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   plan.devices_asked = options.devices.text() != "auto";
   LEVIN_CHECK(options.num_nodes >= 1, "[fabric] num_nodes ", options.num_nodes, " is not allowed (1 or more)");
   plan.num_nodes = static_cast<int>(options.num_nodes);
-  plan.strategy = options.strategy;
+  plan.strategy = options.sync_batchnorm ? options.strategy.with_sync_batchnorm() : options.strategy;
   const auto strategy = make_strategy(plan.strategy, plan.world_size());  // refuses an unknown name
   LEVIN_CHECK(!strategy->traits().one_process || plan.world_size() == 1, "[fabric] strategy \"", strategy->name(),
               "\" runs one process, but devices x num_nodes asks for ", plan.world_size(), "; use \"ddp\"");

@@ -245,6 +245,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
   void after_forward(std::span<Tensor> outputs) override {
     if (!at::GradMode::is_enabled() || !sync_) return;
+    // A module that is frozen as a whole has nothing to reduce: a discriminator in the step of its generator.
+    if (std::ranges::none_of(parameters_, trains) && std::ranges::none_of(frozen_, trains)) return;
     for (auto& output : outputs) {
       if (!output.requires_grad()) continue;
       // A hook on a leaf would stay there for good; a parameter that is handed out as it is must be waited for in any
@@ -305,6 +307,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   }
 
  private:
+  static bool trains(const NamedState& parameter) { return parameter.tensor.requires_grad(); }
+
   void backward_failed(const std::exception& error) {
     auto* failures = group_->failures();
     // A collective inside backward has said it all, or somebody has ended the group while one waited.

@@ -340,6 +340,89 @@ TEST(TorchProgram, LoadersOfTorchDatasetsResume) {
   EXPECT_EQ(rest, (std::vector<int64_t>{whole[1], whole[2]}));
 }
 
+/// The model after three steps, each rank with rows of its own: all rows are the same on any number of ranks. The
+/// loss is a mean, or a sum that is made the sum of all ranks.
+template <class Make>
+std::vector<Tensor> trained_on_rows(const std::vector<std::string>& arguments, Make make, bool sync_batchnorm,
+                                    bool sum = false) {
+  Fabric fabric(
+      {.accelerator = "cpu", .strategy = arguments.at(1), .precision = "64-true", .sync_batchnorm = sync_batchnorm});
+  at::set_num_threads(1);
+  fabric.launch();
+  torch::manual_seed(3);
+  auto model = make();
+  torch::optim::SGD sgd(unique_parameters(*model), torch::optim::SGDOptions(0.1));
+  auto [net, optimizer] = fabric.setup(model, sgd);
+  for (int step = 0; step < 3; ++step) {
+    const auto mine = torch::randn({12, 6}, at::kDouble).slice(0, fabric.global_rank(), 12, fabric.world_size());
+    const auto wrong = net(mine).pow(2);
+    if (sum)
+      fabric.backward(wrong.sum() / 50 * fabric.world_size());
+    else
+      fabric.backward(wrong.mean());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  const auto path = (std::filesystem::path(arguments.at(0)) / "trained").string();
+  fabric.save(path, {{"model", net}}, SaveOptions{.full = true});
+  const auto saved = load_checkpoint(path);
+  std::vector<Tensor> all;
+  for (const auto& [name, value] : saved.at("model").to_dict()) all.push_back(value.to_tensor());
+  return all;
+}
+
+/// Ten decimals of every tensor.
+std::string rounded(const std::vector<Tensor>& tensors) {
+  std::string text;
+  for (const auto& tensor : tensors)
+    text += detail::concat(std::llround(tensor.to(at::kDouble).pow(2).sum().item<double>() * 1e10), " ");
+  return text;
+}
+
+LEVIN_PROBE(normalizes_batches) {
+  const auto make = [] {
+    return torch::nn::Sequential(torch::nn::Linear(6, 5), torch::nn::BatchNorm1d(5), torch::nn::Linear(5, 2));
+  };
+  testing::write_answer(arguments.at(0), rounded(trained_on_rows(arguments, make, true)) + "\n" +
+                                             rounded(trained_on_rows(arguments, make, false)));
+}
+
+TEST(TorchProgram, BatchNormIsThatOfAllRanks) {
+  const auto halves = [](const std::string& text) {
+    const auto end = text.find('\n');
+    return std::pair(text.substr(0, end), text.substr(end + 1));
+  };
+  const auto alone = halves(ranks_of("normalizes_batches", "auto", 1)[0]);
+  EXPECT_EQ(alone.first, alone.second);
+  for (const char* strategy : {"ddp", "fsdp"}) {
+    const auto ranks = halves(ranks_of("normalizes_batches", strategy)[0]);
+    EXPECT_EQ(ranks.first, alone.first) << strategy;
+    EXPECT_NE(ranks.second, alone.second) << strategy;
+  }
+}
+
+struct TiedImpl : torch::nn::Module {
+  TiedImpl()
+      : in(register_module("in", torch::nn::Linear(6, 5))),
+        out(register_module("out", torch::nn::Linear(torch::nn::LinearOptions(6, 5).bias(false)))) {
+    tie(*this, out->weight, in->weight);
+  }
+  Tensor forward(const Tensor& x) { return in(x)*out(x); }
+  torch::nn::Linear in, out;
+};
+TORCH_MODULE(Tied);
+
+LEVIN_PROBE(sums_losses_of_tied_weights) {
+  testing::write_answer(arguments.at(0), rounded(trained_on_rows(
+                                             arguments, [] { return Tied(); }, false, true)));
+}
+
+TEST(TorchProgram, TiedWeightsAndSummedLossesEqualOneProcess) {
+  const auto alone = ranks_of("sums_losses_of_tied_weights", "auto", 1)[0];
+  for (const char* strategy : {"ddp", "fsdp", "deepspeed_stage_2"})
+    EXPECT_EQ(ranks_of("sums_losses_of_tied_weights", strategy)[0], alone) << strategy;
+}
+
 LEVIN_PROBE(resumes_generators) {
   Setting s(arguments);
   auto net = s.fabric.setup(s.model);
