@@ -116,8 +116,8 @@ struct FullStateOptions {
   /// Only rank 0 gets it; the others get an empty dict.
   bool rank0_only = true;
 };
-/// A module's state with full tensors on the CPU, gathered one by one from the ranks that hold shards. Equal to
-/// module_state_dict of the unsharded module. Every rank of the map's group must call.
+/// A module's state with full tensors on the CPU, gathered from the ranks that hold shards: small ones together, large
+/// ones one by one. Equal to module_state_dict of the unsharded module. Every rank of the map's group must call.
 StateDict full_state_dict(const torch::nn::Module& module, ShardMap& shards, FullStateOptions options = {});
 /// The same for any tree: an optimizer's state_dict.
 StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOptions options = {});
