@@ -48,8 +48,8 @@ struct FabricOptions {
   Plugins plugins = {};
   std::vector<std::shared_ptr<CallbackBase>> callbacks = {};
   std::vector<std::shared_ptr<Logger>> loggers = {};
-  /// Steps made by `fabric.compile` are captured in CUDA graphs; "fuse": fused and captured; `false`: they are called as
-  /// they are.
+  /// Steps made by `fabric.compile` are captured in CUDA graphs; "fuse": fused and captured; `false`: they are called
+  /// as they are.
   CompileMode compile = false;
   /// An optimizer step whose loss, or a gradient, is inf or nan on any rank changes nothing on any; nobody waits for
   /// the device. (16-mixed always does so.)

@@ -80,7 +80,8 @@ class SGDImpl final : public detail::Typed<SGDTraits> {
       return detail::tell_step<kernels::SgdNumbers>(
           "fused_sgd",
           {{&bucket.params, true}, {&bucket.grads, false}, {&bucket.slots[0], true}, {&bucket.copies, true}}, numbers,
-          scale, {refreshed, bucket.device.is_cuda()}, bucket.device, [](const detail::StepLists& lists, const auto&... rest) {
+          scale, {refreshed, bucket.device.is_cuda()}, bucket.device,
+          [](const detail::StepLists& lists, const auto&... rest) {
             kernels::fused_sgd({lists[0], lists[1], lists[2], lists[3]}, rest...);
           });
     if (bucket.plain) return detail::plain_sgd(bucket, numbers, scale);
