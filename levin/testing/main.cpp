@@ -25,27 +25,29 @@ class OrderLine final : public testing::EmptyTestEventListener {
   }
 };
 
-/// A line for each test that is skipped, with its reason: what continuous integration looks at.
-void tell_skipped(const testing::TestPartResult& part) {
-  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  if (!part.skipped() || !test) return;
-  std::printf("skipped: %s.%s: %s\n", test->test_suite_name(), test->name(), part.message());
+/// A line for a test that was skipped, with its reason: what continuous integration looks at. At the end of the test:
+/// while a part is told, gtest holds the lock by which it would say which test it is.
+void tell_skipped(const testing::TestInfo& test) {
+  const auto& result = *test.result();
+  for (int i = 0; i < result.total_part_count(); ++i)
+    if (const auto& part = result.GetTestPartResult(i); part.skipped())
+      std::printf("skipped: %s.%s: %s\n", test.test_suite_name(), test.name(), part.message());
   std::fflush(stdout);
 }
 class SkippedLines final : public testing::EmptyTestEventListener {
-  void OnTestPartResult(const testing::TestPartResult& part) override { tell_skipped(part); }
+  void OnTestEnd(const testing::TestInfo& test) override { tell_skipped(test); }
 };
 
 // What a test that runs in a process of its own prints: gtest's lines without the frame around them.
 class OneTest final : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& part) override {
     if (part.passed()) return;
-    tell_skipped(part);
     std::printf("%s:%d: %s\n%s\n", part.file_name() ? part.file_name() : "unknown file", part.line_number(),
                 part.skipped() ? "Skipped" : "Failure", part.message());
     std::fflush(stdout);
   }
   void OnTestEnd(const testing::TestInfo& test) override {
+    tell_skipped(test);
     const auto& result = *test.result();
     const char* word = result.Failed() ? "[  FAILED  ]" : result.Skipped() ? "[  SKIPPED ]" : "[       OK ]";
     if (result.Failed() || !GTEST_FLAG_GET(brief))
