@@ -76,7 +76,8 @@ struct CallOrder::Watcher {
 CallOrder::CallOrder(std::shared_ptr<Collective> group, std::string strategy)
     : group_(std::move(group)), strategy_(std::move(strategy)), store_(store_of_instance(*group_)), log_(kRemembered) {
   watcher_ = ProcessBound<Watcher>(std::make_unique<Watcher>());
-  watcher_->thread = std::thread([this] { watch(); });
+  // By reference: the watcher is not to be found in its place any more when it is being destroyed.
+  watcher_->thread = std::thread([this, &watcher = *watcher_] { watch(watcher); });
 }
 
 CallOrder::~CallOrder() {
@@ -241,11 +242,10 @@ void CallOrder::compare_through_store(const Call& call) {
 
 // ---- the thread that answers for calls that are past
 
-void CallOrder::watch() {
+void CallOrder::watch(Watcher& watcher) {
   const auto& store = store_;
   int64_t seen = 0;
   std::vector<std::pair<int64_t, int>> open;
-  auto& watcher = *watcher_;
   std::unique_lock lock(watcher.mutex);
   while (!watcher.stop.wait_for(lock, kLookEvery, [&] { return watcher.stopping; })) {
     lock.unlock();

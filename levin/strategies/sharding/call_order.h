@@ -66,7 +66,8 @@ class CallOrder {
   [[noreturn]] void fail(std::string_view operation, const std::string& line);
   std::string line_of(const std::vector<std::string>& calls) const;
   void follow(const Call& call, size_t from);
-  void watch();
+  struct Watcher;
+  void watch(Watcher& watcher);
   void answer(int64_t position, int departed);
   void end_parts(const std::string& line);
 
@@ -85,7 +86,6 @@ class CallOrder {
   std::mutex mutex_;  // of what the watcher reads
   std::vector<Call> log_;
   int64_t announced_ = 0;  // calls that were started, or are about to be
-  struct Watcher;
   detail::ProcessBound<Watcher> watcher_;
 };
 
