@@ -69,14 +69,13 @@ NonFinitePolicy policy_of(const std::string& word) {
 TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
   TrainerPlan plan;
   plan.fabric = {.accelerator = asked.accelerator,
-                 .strategy = asked.strategy,
+                 .strategy = asked.sync_batchnorm ? asked.strategy.with_sync_batchnorm() : asked.strategy,
                  .devices = asked.devices,
                  .num_nodes = asked.num_nodes,
                  .precision = asked.precision,
                  .plugins = asked.plugins,
                  .compile = asked.compile,
-                 .skip_nonfinite = asked.on_nonfinite == "skip",
-                 .sync_batchnorm = asked.sync_batchnorm};
+                 .skip_nonfinite = asked.on_nonfinite == "skip"};
   plan.devices = resolve(plan.fabric, cuda_devices);
 
   if (asked.barebones) check_barebones(asked);
