@@ -41,58 +41,25 @@ Tensor own_rows(const Tensor& rows, int rank, int world) {
   return rows.narrow(0, rank * (kRows / world), kRows / world);
 }
 
-/// The stem's parameters, and those of the blocks: each half has an optimizer.
-std::vector<Tensor> half_of(const Part& part, int half) {
-  std::vector<Tensor> params;
-  for (const auto& item : part->named_parameters())
-    if (item.key().starts_with("stem") == (half == 0)) params.push_back(item.value());
-  return params;
-}
-
-void average(const Part& teacher, const Part& student) {
-  at::NoGradGuard no_grad;
-  const auto ours = teacher->parameters(), theirs = student->parameters();
-  for (size_t i = 0; i < ours.size(); ++i) ours[i].mul_(0.9).add_(theirs[i], 0.1);
-}
-
-void set_frozen(const Part& part, bool frozen) {
-  for (auto& param : part->parameters()) param.requires_grad_(!frozen);
-}
-
-/// Runs a step of the program. `run` is a module's forward, `backward` takes a loss, `apply` steps optimizers.
+/// Runs a step of the program. `run` is a module's forward, `backward` takes a loss, `apply` steps an optimizer.
 struct StepOfProgram {
   const ModuleProgram& program;
   int rank, world;
-  const std::vector<Part>& parts;
   std::vector<Tensor>& slots;
   std::vector<Tensor>& losses;
-
-  Tensor input_of(const ModuleOp& op, uint64_t seed) const {
-    auto x = op.from < 0 ? own_rows(boring_data(kRows, kWidth, seed).first, rank, world)
-                         : slots[static_cast<size_t>(op.from)];
-    if (op.detached) x = x.detach();
-    return op.penalty ? x.detach().requires_grad_() : x;
-  }
 
   template <class Run, class Backward, class Apply>
   void operator()(int step, Run&& run, Backward&& backward, Apply&& apply) {
     for (size_t i = 0; i < program.step.size(); ++i) {
       const auto& op = program.step[i];
       const auto seed = static_cast<uint64_t>(step) * 100 + i;
-      const auto& part = parts[static_cast<size_t>(op.module)];
       if (op.kind == ModuleOp::kStep) {
-        apply(op);
-      } else if (op.kind == ModuleOp::kAverage) {
-        average(part, parts[static_cast<size_t>(op.from)]);
-      } else if (op.kind == ModuleOp::kFreeze || op.kind == ModuleOp::kThaw) {
-        set_frozen(part, op.kind == ModuleOp::kFreeze);
+        apply(op.module);
       } else if (op.kind == ModuleOp::kRun) {
-        const auto x = input_of(op, seed);
+        auto x = op.from < 0 ? own_rows(boring_data(kRows, kWidth, seed).first, rank, world)
+                             : slots[static_cast<size_t>(op.from)];
         const at::AutoGradMode mode(!op.no_grad);
-        auto y = run(op.module, x);
-        if (op.in_place) y.view(-1).mul_(0.5);
-        if (op.penalty) y = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
-        slots[static_cast<size_t>(op.to)] = y;
+        slots[static_cast<size_t>(op.to)] = run(op.module, op.detached ? x.detach() : x);
       } else {
         Tensor loss = at::zeros({});
         for (const int slot : op.slots) loss = loss + (slots[static_cast<size_t>(slot)] - 0.1 * slot).pow(2).mean();
@@ -132,14 +99,10 @@ class Book {
         if (!op.retain_graph) alive_[static_cast<size_t>(call)] = false;
       }
   }
-  /// The parameters are others now.
-  void change(int module) {
+  void step(int module) {
     for (size_t call = 0; call < alive_.size(); ++call)
       if (module_[call] == module) alive_[call] = false;
-  }
-  void step(const ModuleOp& op) {
-    change(op.module);
-    if (op.half < 0) reached_[static_cast<size_t>(op.module)] = false;
+    reached_[static_cast<size_t>(module)] = false;
   }
 
  private:
@@ -156,17 +119,8 @@ ModuleOp run_of(int module, int from, int to, bool detached = false) {
 ModuleOp backward_of(std::vector<int> slots, bool retain_graph = false) {
   return {.kind = ModuleOp::kBackward, .slots = std::move(slots), .retain_graph = retain_graph};
 }
-ModuleOp step_of(int module, int half = -1) {
-  return {.kind = ModuleOp::kStep, .module = module, .half = half};
-}
-ModuleOp average_of(int teacher, int student) {
-  return {.kind = ModuleOp::kAverage, .module = teacher, .from = student};
-}
-ModuleOp freeze_of(int module) {
-  return {.kind = ModuleOp::kFreeze, .module = module};
-}
-ModuleOp thaw_of(int module) {
-  return {.kind = ModuleOp::kThaw, .module = module};
+ModuleOp step_of(int module) {
+  return {.kind = ModuleOp::kStep, .module = module};
 }
 
 UnitPolicy blocks() {
@@ -178,17 +132,12 @@ UnitPolicy blocks() {
 std::string ModuleProgram::describe() const {
   std::vector<std::string> words;
   for (const auto& op : step) {
-    if (op.kind == ModuleOp::kStep)
-      words.push_back(fmt::format("step {}{}", op.module, op.half < 0 ? "" : op.half == 0 ? " stem" : " blocks"));
-    if (op.kind == ModuleOp::kAverage) words.push_back(fmt::format("average {} by {}", op.module, op.from));
-    if (op.kind == ModuleOp::kFreeze) words.push_back(fmt::format("freeze {}", op.module));
-    if (op.kind == ModuleOp::kThaw) words.push_back(fmt::format("thaw {}", op.module));
+    if (op.kind == ModuleOp::kStep) words.push_back(fmt::format("step {}", op.module));
     if (op.kind == ModuleOp::kBackward)
       words.push_back(fmt::format("backward {}{}", fmt::join(op.slots, "+"), op.retain_graph ? " retained" : ""));
     if (op.kind == ModuleOp::kRun)
-      words.push_back(fmt::format("{} = {}m{}({}{}){}{}", op.to, op.penalty ? "gradient of " : "", op.module,
-                                  op.from < 0 ? "x" : std::to_string(op.from), op.detached ? " detached" : "",
-                                  op.no_grad ? " no grad" : "", op.in_place ? " in place" : ""));
+      words.push_back(fmt::format("{} = m{}({}{}){}", op.to, op.module, op.from < 0 ? "x" : std::to_string(op.from),
+                                  op.detached ? " detached" : "", op.no_grad ? " no grad" : ""));
   }
   return fmt::format("{}: {} modules, {} x [{}]", name, modules, steps, fmt::join(words, "; "));
 }
@@ -196,10 +145,6 @@ std::string ModuleProgram::describe() const {
 std::vector<ModuleProgram> known_module_programs() {
   auto lagging = run_of(1, -1, 0);
   lagging.no_grad = true;
-  auto gradient = run_of(1, -1, 3);
-  gradient.penalty = true;
-  auto masked = run_of(2, -1, 1);
-  masked.in_place = true;
   return {
       {"GAN",
        2,
@@ -225,25 +170,6 @@ std::vector<ModuleProgram> known_module_programs() {
        3,
        {run_of(0, -1, 0), run_of(1, 0, 1), run_of(2, 1, 2), run_of(0, 2, 3), run_of(1, 3, 4, true), backward_of({4}),
         step_of(1), run_of(2, -1, 4), backward_of({4}), run_of(0, -1, 1), backward_of({1}), step_of(0), step_of(2)}},
-      {"gradient penalty",
-       2,
-       {run_of(0, -1, 0), run_of(1, 0, 1, true), run_of(1, -1, 2), gradient, backward_of({1, 2, 3}), step_of(1),
-        run_of(1, 0, 2), backward_of({2}), step_of(0)}},
-      {"averaged teacher",
-       2,
-       {lagging, run_of(0, -1, 1), run_of(0, 0, 2), backward_of({1, 2}), step_of(0), average_of(1, 0)}},
-      {"frozen in turns",
-       2,
-       {freeze_of(1), run_of(0, -1, 0), run_of(1, 0, 1), backward_of({1}), step_of(0), thaw_of(1), freeze_of(0),
-        run_of(0, -1, 2), run_of(1, 2, 3), backward_of({3}), step_of(1), thaw_of(0)}},
-      {"two optimizers of one module",
-       1,
-       {run_of(0, -1, 0), backward_of({0}), step_of(0, 0), run_of(0, -1, 1), backward_of({1}), step_of(0, 1)}},
-      // A value network, a critic and a target that has gradients but no step; graphs outlive their backward.
-      {"soft actor-critic",
-       3,
-       {run_of(0, -1, 0), masked, run_of(1, 0, 2), backward_of({2}, true), step_of(0), run_of(1, -1, 3),
-        backward_of({1, 3}), step_of(1), average_of(2, 0)}},
       {"never differentiated",
        2,
        {run_of(0, -1, 0), run_of(1, -1, 1), backward_of({1}), step_of(1), run_of(0, -1, 2), backward_of({2}),
@@ -258,8 +184,7 @@ ModuleProgram drawn_module_program(uint64_t seed, bool retains) {
   const auto add = [&](const ModuleOp& op) {
     if (op.kind == ModuleOp::kRun) book.run(op);
     if (op.kind == ModuleOp::kBackward) book.backward(op);
-    if (op.kind == ModuleOp::kStep) book.step(op);
-    if (op.kind == ModuleOp::kAverage) book.change(op.module);
+    if (op.kind == ModuleOp::kStep) book.step(op.module);
     program.step.push_back(op);
   };
   const auto module = [&] { return static_cast<int>(dice.below(program.modules)); };
@@ -311,33 +236,25 @@ std::vector<Tensor> train_modules(const ModuleProgram& program, const StrategyCh
   Fabric fabric({.accelerator = "cpu", .strategy = choice});
   fabric.launch();
   torch::manual_seed(7);
-  std::vector<Part> parts;
   std::vector<FabricModule<Part>> nets;
-  std::vector<levin::Optimizer> optimizers;  // two of each
+  std::vector<levin::Optimizer> optimizers;
   State state;
   for (int i = 0; i < program.modules; ++i) {
     Part part;
-    auto [net, stem, blocks_of] = fabric.setup(part, optim::SGD(half_of(part, 0), {.lr = 0.1, .momentum = 0.9}),
-                                               optim::SGD(half_of(part, 1), {.lr = 0.1, .momentum = 0.9}));
-    parts.push_back(part);
+    auto [net, optimizer] = fabric.setup(part, optim::SGD(part->parameters(), {.lr = 0.1, .momentum = 0.9}));
     nets.push_back(net);
-    optimizers.push_back(stem);
-    optimizers.push_back(blocks_of);
+    optimizers.push_back(optimizer);
     state.add("m" + std::to_string(i), net);
   }
   std::vector<Tensor> losses, slots(kSlots);
-  StepOfProgram one{program, fabric.global_rank(), fabric.world_size(), parts, slots, losses};
+  StepOfProgram one{program, fabric.global_rank(), fabric.world_size(), slots, losses};
   for (int step = 0; step < program.steps; ++step)
     one(
         step, [&](int module, const Tensor& x) { return nets[static_cast<size_t>(module)](x); },
         [&](const Tensor& loss, bool retain) { fabric.backward(loss, {.retain_graph = retain}); },
-        [&](const ModuleOp& op) {
-          for (int half = 0; half < 2; ++half)
-            if (op.half < 0 || op.half == half) {
-              auto& mine = optimizers[static_cast<size_t>(2 * op.module + half)];
-              mine.step();
-              mine.zero_grad();
-            }
+        [&](int module) {
+          optimizers[static_cast<size_t>(module)].step();
+          optimizers[static_cast<size_t>(module)].zero_grad();
         });
   fabric.save(folder, state, SaveOptions{.full = true});
   return {fabric.all_reduce(at::stack(losses))};
@@ -353,27 +270,21 @@ struct ManualParts : TrainModule {
     for (int i = 0; i < p.modules; ++i) parts.push_back(register_module("m" + std::to_string(i), Part(true)));
   }
   StepOutput training_step(const Batch&, const StepInfo& at) override {
-    StepOfProgram one{program, trainer().fabric().global_rank(), trainer().fabric().world_size(), parts, slots, losses};
+    StepOfProgram one{program, trainer().fabric().global_rank(), trainer().fabric().world_size(), slots, losses};
     one(
         static_cast<int>(at.batch_idx),
         [&](int module, const Tensor& x) { return parts[static_cast<size_t>(module)](x); },
         [&](const Tensor& loss, bool) { manual_backward(loss); },
-        [&](const ModuleOp& op) {
-          for (int half = 0; half < 2; ++half)
-            if (op.half < 0 || op.half == half) {
-              auto&& mine = optimizer(static_cast<size_t>(2 * op.module + half));
-              mine.step();
-              mine.zero_grad();
-            }
+        [&](int module) {
+          optimizer(static_cast<size_t>(module)).step();
+          optimizer(static_cast<size_t>(module)).zero_grad();
         });
     for (auto& slot : slots) slot = Tensor();
     return {};
   }
   Optimizers configure_optimizers() override {
     std::vector<OptimizerConfig> all;
-    for (auto& part : parts)
-      for (const int half : {0, 1})
-        all.push_back({.optimizer = optim::SGD(half_of(part, half), {.lr = 0.1, .momentum = 0.9})});
+    for (auto& part : parts) all.push_back({.optimizer = optim::SGD(part->parameters(), {.lr = 0.1, .momentum = 0.9})});
     return Optimizers(std::move(all));
   }
 

@@ -10,19 +10,12 @@ namespace levin::testing {
 
 /// One thing that a program of several modules does.
 struct ModuleOp {
-  /// kAverage: the parameters of `module` follow those of module `from`. kFreeze, kThaw: gradients of `module`.
-  enum Kind { kRun, kBackward, kStep, kAverage, kFreeze, kThaw };
+  enum Kind { kRun, kBackward, kStep };
   Kind kind = kRun;
   /// Runs or steps.
   int module = 0;
   /// The input is that slot; -1: data of this rank.
   int from = -1;
-  /// The gradient of the output by the input (data) is what is kept, as for a gradient penalty.
-  bool penalty = false;
-  /// The output is changed in place.
-  bool in_place = false;
-  /// Which of a module's two optimizers steps; -1: both.
-  int half = -1;
   /// The input is cut off from its graph; the forward records none.
   bool detached = false, no_grad = false;
   /// Where the output goes.
@@ -44,8 +37,7 @@ struct ModuleProgram {
 };
 
 /// The orders that people write: a GAN, an actor with its critic, a cached encoder, a target that lags, two losses on
-/// one forward, three modules in a ring, a gradient penalty, a teacher that is averaged, networks that are frozen in
-/// turns, two optimizers of one module, a soft actor-critic.
+/// one forward, three modules in a ring.
 std::vector<ModuleProgram> known_module_programs();
 /// `retains`: some backwards leave their graph for another one.
 ModuleProgram drawn_module_program(uint64_t seed, bool retains = true);
